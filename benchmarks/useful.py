@@ -63,7 +63,7 @@ def main() -> int:
         Row("undisturbed", "a step", alone / given.steps, "s"),
         Row("plain restart", "useful time", alone / restart, "", kills),
         Row("a part started again", "useful time", alone / parts, "", kills, target=f">= {TARGET}"),
-        Row("a part started again", "seconds lost a kill", (parts - alone) / len(phases), "s", "plain restart",
+        Row("a part started again", "lost a kill", (parts - alone) / len(phases), "s", "plain restart",
             (restart - alone) / max(1e-9, parts - alone)),
     ]  # fmt: skip
     print(results(rows))
