@@ -33,7 +33,7 @@ import runs
 
 EVERY = 10  # steps from one kill to the next
 TARGET = 0.9
-TURNS = 6.0  # about so many turns that wait make a step: four letters or bits, two more for the slowest group
+TURNS = 4.0  # about so many turns that wait make a step, as the slowest episodes are waited for
 
 
 def main() -> int:

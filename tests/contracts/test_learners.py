@@ -101,6 +101,7 @@ class Ranks:
 
         def update(learner: Learner) -> dict[str, float]:
             metrics = learner.forward_backward(rows, LOSS)
+            assert metrics.pop("imbalance", 1.0) >= 1.0
             return {**metrics, **learner.optim_step(params, params if learner.critic else None)}
 
         first, *others = self.all(update)

@@ -12,8 +12,8 @@ and how a checkpoint becomes atomic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ from silva.trainer.gradients import summed_in_place
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.parallel import Mesh
 from silva.trainer.pipeline import Pipeline, refuse_longer
-from silva.trainer.plan import RankWork, plan
-from silva.trainer.policy import IDLE, Pack, check_rows, pack, token_logprobs, trained
+from silva.trainer.plan import RankWork, imbalance, plan
+from silva.trainer.policy import IDLE, Pack, attention_cost, check_rows, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.routed import keys
@@ -184,7 +184,8 @@ class Learner:
 
         Returns:
             `loss` (the sum), `trained_tokens`, and the mean over the trained tokens of the update of
-            `entropy` and of each metric of the loss; those of another stream under its name.
+            `entropy` and of each metric of the loss; those of another stream under its name. Of several ranks
+            `imbalance` too, see `plan.imbalance`.
 
         Raises:
             RecordError: samples without advantages, for a loss that reads them.
@@ -203,12 +204,14 @@ class Learner:
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
         update = Update(samples, references, loss, self.version, self.stepper)
+        dealt = self._plan(samples)
         try:
-            self._micro_batches(update, self._plan(samples)[self.mesh.share], critic)
+            self._micro_batches(update, dealt[self.mesh.share], critic)
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
             raise
-        return update.metrics(self.mesh)
+        metrics = update.metrics(self.mesh)
+        return metrics | {"imbalance": imbalance(dealt)} if len(dealt) > 1 else metrics
 
     def _micro_batches(self, update: Update, works: Sequence[RankWork], critic: Critic | None) -> None:
         if isinstance(self.loaded.division, Pipeline):
@@ -343,13 +346,12 @@ class Learner:
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
         tokens = keys(samples, self._routing) if self._routing else [sample.tokens for sample in samples]
-        budget, stages = self.settings.micro_batch_tokens, self.mesh.stages
-        if not isinstance(pipeline := self.loaded.division, Pipeline):
-            return plan(tokens, budget, self.mesh.shares, least=self._least)
-        refuse_longer(samples, budget)
-        dealt = plan(tokens, budget, self.mesh.shares * stages, least=self._least, walk=False)
-        together = (chain.from_iterable(dealt[at : at + stages]) for at in range(0, len(dealt), stages))
-        return [pipeline.filled_up([w for w in works if w.rows], RankWork([], 1)) for works in together]
+        budget, shares = self.settings.micro_batch_tokens, self.mesh.shares
+        cost: Any = {"least": self._least, "attention": attention_cost(self.loaded)}
+        if isinstance(pipeline := self.loaded.division, Pipeline):
+            refuse_longer(samples, budget)
+            return pipeline.planned(tokens, budget, shares, **cost)
+        return plan(tokens, budget, shares, **cost)
 
     def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""

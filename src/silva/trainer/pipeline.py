@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from silva.models.loading import LoadedModel
 from silva.models.trie import Trie, TrieNode
 from silva.trainer.gradients import read
 from silva.trainer.head import Head
+from silva.trainer.plan import RankWork, plan
 from silva.trainer.policy import Pack, TokenLogprobs, attention_over
 from silva.types import Sample
 
@@ -171,6 +173,15 @@ class Pipeline(Undivided):
         if self._interleaved:
             count += -count % ranks
         return [*parts, *(empty for _ in range(count - len(parts)))]
+
+    def planned(
+        self, rows: Sequence[np.ndarray], budget: int, shares: int, **cost: Any
+    ) -> list[list[RankWork]]:
+        """What `plan` says, for stages that share a plan: the micro-batches of as many ranks, in turn."""
+        stages = self._group.size()
+        dealt = plan(rows, budget, shares * stages, walk=False, **cost)
+        together = (chain.from_iterable(dealt[at : at + stages]) for at in range(0, len(dealt), stages))
+        return [self.filled_up([w for w in works if w.rows], RankWork([], 1, 0.0)) for works in together]
 
     def learn(
         self,

@@ -93,9 +93,10 @@ def plan(
 
 def imbalance(dealt: Sequence[Sequence[RankWork]]) -> float:
     """How many times as long an update takes as if every round were divided evenly; 1 or more."""
-    together = [[work.cost for work in round_] for round_ in zip(*dealt, strict=True)]
-    total = sum(map(sum, together))
-    return len(dealt) * sum(map(max, together)) / total if total else 1.0
+    rounds = itertools.zip_longest(*dealt, fillvalue=RankWork([], 0, 0.0))
+    costs = [[work.cost for work in together] for together in rounds]
+    total = sum(map(sum, costs))
+    return len(dealt) * sum(map(max, costs)) / total if total else 1.0
 
 
 def _cut(added: np.ndarray, shared: np.ndarray, budget: int, walk: bool) -> list[tuple[int, int]]:

@@ -81,6 +81,14 @@ def trained(sample: Sample, stream: str | None = None) -> np.ndarray:
     return np.logical_or.reduce([each > 0 for each in weights.values()])
 
 
+def attention_cost(loaded: LoadedModel) -> float:
+    """What a token costs more for each one that it attends to; 1 is what it costs without.
+
+    Of layers with 12 * width ** 2 parameters (Kaplan et al. 2020, arXiv:2001.08361, section 2.1).
+    """
+    return 1 / (6 * int(loaded.model.config.get_text_config().hidden_size))
+
+
 def check_rows(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
     """What a model cannot learn from; asked by all ranks of all rows, before the model sees one.
 
