@@ -168,8 +168,8 @@ def measure(loaded: LoadedModel, case: Case, rounds: int) -> list[Row]:
 
 def _trie(loaded: LoadedModel, samples: Sequence[Sample], budget: int, *, grad: bool = True) -> Step:
     def step() -> None:
-        for indices, _ in plan([sample.tokens for sample in samples], budget)[0]:
-            _run(loaded, [samples[i] for i in indices], grad, budget, MIN_SHARED)
+        for work in plan([sample.tokens for sample in samples], budget)[0]:
+            _run(loaded, [samples[i] for i in work.rows], grad, budget, MIN_SHARED)
 
     return step
 

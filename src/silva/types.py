@@ -372,25 +372,23 @@ class OptimParams:
 
 @dataclass(frozen=True, slots=True)
 class WeightFolder:
-    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else.
-
-    `adapter`: it holds LoRA's adapters as PEFT stores them.
-    """
+    """A folder of safetensors: a plain Hugging Face folder, or what a trainer changes and nothing else."""
 
     path: str
     digest: str  # of the content of the files
-    adapter: bool = False
+    adapter: bool = False  # it holds LoRA's adapters as PEFT stores them
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A policy version and where its weights are: a trainer publishes it, an engine loads it."""
+    """A policy version and where its weights are: a trainer publishes it, an engine loads it.
+
+    Without `folder` and `sent` the engine shares the trainer's parameters.
+    """
 
     version: int
     folder: WeightFolder | None = None
-    sent: str = (
-        ""  # what servers call it that have it already. Without both, the engine shares the parameters
-    )
+    sent: str = ""  # what servers call it that have it already
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def broadcast(group: Any, data: torch.Tensor) -> Any:
 
 
 class GlooGroup:
-    """Implements `Group`, in place of `Nccl`."""
+    """Implements `NcclGroup`, in place of `Nccl`."""
 
     made = 0
 

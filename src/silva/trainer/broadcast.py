@@ -32,7 +32,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from silva.aio import gather
 from silva.errors import CapabilityError, EngineError, PartLost
 from silva.ports import CLOCK
-from silva.trainer.nccl import Group, Nccl
+from silva.trainer.nccl import Nccl, NcclGroup
 from silva.types import Snapshot
 from silva.wire.transport import Peer, Refused, Unreachable
 
@@ -66,11 +66,11 @@ class Broadcast:
         *,
         patience: float,
         timeout: float,
-        make: Callable[[int, torch.device], Group] = Nccl,
+        make: Callable[[int, torch.device], NcclGroup] = Nccl,
     ) -> None:
         self._servers, self._patience, self._timeout, self._make = servers, patience, timeout, make
         self._name = secrets.token_hex(4)
-        self._group: Group | None = None
+        self._group: NcclGroup | None = None
         self._members: list[Peer] = []
         self._held = ""  # what the members hold
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -4,7 +4,7 @@ Whoever has the id can join: rank 0 makes it, the others are told. vLLM's worker
 and then add up one number, so rank 0 does the same. Calls are those of nccl.h, in the library that torch has
 loaded.
 
-No test has run this file on a GPU: tests put another `Group` in its place.
+No test has run this file on a GPU: tests put another `NcclGroup` in its place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UINT8, FLOAT32, SUM = 1, 7, 0  # of ncclDataType_t and ncclRedOp_t
 TICK = 0.001  # seconds between two looks whether the others still take part
 
 
-class Group(Protocol):
+class NcclGroup(Protocol):
     """Rank 0 and the workers of engines."""
 
     @property
@@ -41,7 +41,7 @@ class _Id(ctypes.Structure):
 
 
 class Nccl:
-    """Implements `Group` on a GPU.
+    """Implements `NcclGroup` on a GPU.
 
     Args:
         size: of all ranks.

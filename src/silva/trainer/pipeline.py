@@ -45,7 +45,7 @@ class Elsewhere(nn.Module):
         return x
 
 
-class Run(NamedTuple):
+class InFlight(NamedTuple):
     """Micro-batches that go through the stages together, all of one length."""
 
     loaded: LoadedModel
@@ -56,7 +56,7 @@ class Run(NamedTuple):
 class Stage(nn.Module):
     """One of the stages that a model is cut into; its parts stay those of the model."""
 
-    run: Run | None = None
+    run: InFlight | None = None
 
     def __init__(self, model: PreTrainedModel, number: int, stages: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Stage(nn.Module):
 
     def forward(self, x: torch.Tensor, *, number: torch.Tensor) -> torch.Tensor:
         """Tokens [1, U] or hidden states [1, U, H] of a micro-batch -> hidden states; on the last stage what
-        `Run.finish` makes of them."""
+        `InFlight.finish` makes of them."""
         assert self.run is not None
         pack = self.run.packs[int(number)]
         hidden: torch.Tensor = self.decoder(
@@ -218,7 +218,7 @@ class Pipeline(Undivided):
         from torch.distributed.fsdp import FSDPModule
 
         length = max(len(batch.trie) for batch in batches)
-        run = Run(loaded, [_filled(batch, length) for batch in batches], finish)
+        run = InFlight(loaded, [_filled(batch, length) for batch in batches], finish)
         schedule = self._schedule(loaded, length, len(batches), learns)
         numbers = torch.arange(len(batches))  # which torch splits, as it does the tokens
         tokens = (torch.cat([pack.tokens for pack in run.packs]),) if self._stages[0].first else ()
