@@ -33,7 +33,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from silva.config.sections import Lora, PretrainedModel
-from silva.errors import CapabilityError, CheckpointError, NonFiniteError
+from silva.errors import CapabilityError, CheckpointError, NonFiniteError, RecordError
 from silva.models import attention
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
@@ -58,12 +58,11 @@ PARAMS = OptimParams(lr=1e-3)
 WORLD = int(os.environ.get("WORLD_SIZE", "0"))
 """Of the processes that run this file together."""
 PARALLEL = Parallel(**json.loads(os.environ.get("SILVA_TEST_PARALLEL", "{}")))
-KIND = "experts" if PARALLEL.ep > 1 else ""
-"""Of the models that are divided."""
-
-
 STAGES = PARALLEL.pp > 1
 """Which neither have a critic nor walk."""
+INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
+KIND = "experts" if PARALLEL.ep > 1 or INTERLEAVED else "untied" if STAGES and PARALLEL.tp > 1 else ""
+"""Of the models that are divided."""
 
 
 class Threads(Mesh):
@@ -187,13 +186,12 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 
 
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
-    layers = 4 if PARALLEL.pp_schedule == "interleaved_1f1b" else 2
-    loaded = tiny("float64", seed=seed, lora=kind == "lora", layers=layers)
+    loaded = tiny("float64", seed=seed, lora=kind == "lora")
     grow(loaded)
     if kind == "experts":
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            config = moe.config("qwen3_moe", experts=6)
+            config = moe.config("qwen3_moe", experts=6, num_hidden_layers=4 if INTERLEAVED else 2)
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
         model.set_experts_implementation("eager")  # the others have no float64
         for module in model.modules():
@@ -210,7 +208,7 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedMo
             tiny_tokenizer().save_pretrained(folder)
             settings = PretrainedModel(name=folder).model_copy(update={"dtype": "float64"})
             return load_model(settings, seed=seed)
-    if kind == "untied" or layers == 4:
+    if kind == "untied":
         head: Any = loaded.model.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         loaded.model.config.tie_word_embeddings = False
@@ -344,6 +342,16 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(make: Make, rows: list
     assert all(other == first for other in others)
 
 
+def test_a_loss_that_cannot_be_computed_is_refused_on_all(make: Make, rows: list[Sample], ranks: int) -> None:
+    """By ranks too that would find no loss, or none of these rows."""
+
+    def fail(learner: Learner) -> None:
+        with pytest.raises(RecordError, match="advantages of the sample of t0"):
+            learner.forward_backward([rows[0].replace(advantages=None)] * 3, LossSpec("clipped"))
+
+    make(ranks, self_check=False).all(fail)
+
+
 def test_a_critic_that_has_learnt_anywhere_needs_numbers(make: Make, rows: list[Sample], ranks: int) -> None:
     """With one row only one of the ranks has its gradient."""
 
@@ -422,7 +430,7 @@ def test_weights_are_sent_by_the_first_rank(
 SOME = "15-True or scores or saved or weights_are"  # a critic, walks, checkpoints, exports
 LAYERS = f"{SOME} or qwen3 or False-lora"
 HEADS = {"cp": 2, "cp_style": "ulysses"}
-PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora or skipped or all_ranks"
+PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora or skipped or on_all"
 
 
 @pytest.fixture(scope="module")
@@ -450,10 +458,11 @@ def starter() -> Iterator[Starter]:
         (2, {"pp": 2}, PIPED),
         (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores"),
         (4, {"pp": 2}, "15-False or scores or saved or weights_are"),
+        (4, {"pp": 2, "tp": 2}, "15-False or weights_are"),
     ],
     ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2",
          "ulysses2", "dp2ulysses2", "ep2", "dp4ep2", "hsdp2x2ep2", "dp2ulysses2ep4",
-         "pp2", "interleaved2", "dp2pp2"],
+         "pp2", "interleaved2", "dp2pp2", "pp2tp2"],
 )  # fmt: skip
 def test_processes_that_divide_a_model(
     starter: Starter, tmp_path: Path, size: int, parallel: dict[str, Any], tests: str

@@ -198,14 +198,14 @@ class Learner:
     def _gradients(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         samples = [sample for sample in samples if trained(sample).any()]
         references = self._needed_reference(samples, loss)
-        if not self._checked:
-            self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         # A supervised update leaves a critic nothing to learn from.
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
-        update = Update(samples, references, loss, self.version, self.stepper)
-        dealt = self._plan(samples)
         try:
+            if not self._checked:
+                self._check_trie(Update(samples, references, loss, self.version, self.stepper))
+            update = Update(samples, references, loss, self.version, self.stepper)
+            dealt = self._plan(samples)
             self._micro_batches(update, dealt[self.mesh.share], critic)
         except BaseException:
             self._drop_gradients()  # a part of an update must never be stepped on
@@ -247,8 +247,6 @@ class Learner:
         parts = pipeline.filled_up(parts, [])
         with explained_memory(self.settings, f"training {len(parts)} micro-batches"):
             batches = [self._pack(update.rows(part)) for part in parts]
-            for batch, part in zip(batches, parts, strict=True):
-                update.refuse(batch, part)  # on all stages, as only the last one finds the loss
             pipeline.learn(
                 self.loaded,
                 batches,

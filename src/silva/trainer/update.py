@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from silva.trainer.loss_inputs import streams, weighted_loss
+from silva.algorithms import objective
+from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
 from silva.trainer.optimizer import Stepper
 from silva.trainer.parallel import Mesh
-from silva.trainer.policy import Pack, TokenLogprobs, trained
+from silva.trainer.policy import TokenLogprobs, trained
 from silva.types import LossSpec, Sample
 
 
@@ -22,6 +23,9 @@ class Update:
         references: the reference policy's log-probabilities, [T] per sample.
         version: of the policy.
         stepper: takes the blame for a loss that is not finite.
+
+    Raises:
+        RecordError: samples without advantages, for a loss that reads them.
     """
 
     def __init__(
@@ -37,6 +41,9 @@ class Update:
         sampled = [s.versions[trained(s, "") & (s.versions >= 0)] for s in samples]
         self._aged = any((versions != version).any() for versions in sampled)
         self.entropy_grad = bool(loss.params.get("entropy_coef", 0))
+        if samples and not objective.parse(loss)[0].imitates:  # found by all ranks, which have all samples
+            needed = StreamTokens(samples, "", torch.zeros(()))
+            needed.needed("advantages", f"which loss {loss.name} reads")
         self.sums: defaultdict[str, torch.Tensor | float] = defaultdict(float)
 
     def rows(self, part: Sequence[int]) -> list[Sample]:
@@ -45,31 +52,18 @@ class Update:
     def loss(self, found: TokenLogprobs, part: Sequence[int]) -> torch.Tensor:
         """Of a micro-batch, whose metrics are added up; without samples it is zero, as a rank that has none
         takes part in what others compute.
-
-        Raises:
-            RecordError: samples without advantages, for a loss that reads them.
         """
         if not part:
             return 0 * found.logprobs.sum()
         # The weights hold the normaliser of the whole update: gradients of ranks add up, and are never
         # averaged.
-        total, metrics = self._weighted(found, part)
-        self._stepper.blame(total, [sample.trajectory for sample in self.rows(part)])
+        mine = [self._references[i] for i in part] if self._references else None
+        rows = self.rows(part)
+        total, metrics = weighted_loss(found, rows, mine, self._loss, self._version, self._aged)
+        self._stepper.blame(total, [sample.trajectory for sample in rows])
         self.sums["loss"] += total.detach().double()
         self.add(metrics)
         return total
-
-    def refuse(self, batch: Pack, part: Sequence[int]) -> None:
-        """Raise what `loss` would, before anything is computed."""
-        if part:
-            zeros = batch.temperatures.new_zeros(len(batch.pairs))
-            self._weighted(TokenLogprobs(zeros, zeros, batch.rows), part)
-
-    def _weighted(
-        self, found: TokenLogprobs, part: Sequence[int]
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        mine = [self._references[i] for i in part] if self._references else None
-        return weighted_loss(found, self.rows(part), mine, self._loss, self._version, self._aged)
 
     def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
         """Of the tokens of a micro-batch."""
