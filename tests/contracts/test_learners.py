@@ -430,7 +430,7 @@ def test_weights_are_sent_by_the_first_rank(
 SOME = "15-True or scores or saved or weights_are"  # a critic, walks, checkpoints, exports
 LAYERS = f"{SOME} or qwen3 or False-lora"
 HEADS = {"cp": 2, "cp_style": "ulysses"}
-PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora or skipped or on_all"
+PIPED = "15-False or scores or saved or weights_are_those or True-qwen3 or False-lora or skipped or on_all"
 
 
 @pytest.fixture(scope="module")
@@ -457,8 +457,8 @@ def starter() -> Iterator[Starter]:
         (4, {"ep": 4, **HEADS}, "replayed"),
         (2, {"pp": 2}, PIPED),
         (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores"),
-        (4, {"pp": 2}, "15-False or scores or saved or weights_are"),
-        (4, {"pp": 2, "tp": 2}, "15-False or weights_are"),
+        (4, {"pp": 2}, "15-False or scores or saved or weights_are_those"),
+        (4, {"pp": 2, "tp": 2}, "15-False or weights_are_those"),
     ],
     ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2",
          "ulysses2", "dp2ulysses2", "ep2", "dp4ep2", "hsdp2x2ep2", "dp2ulysses2ep4",

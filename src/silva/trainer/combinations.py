@@ -22,7 +22,8 @@ CHECKPOINTING, REPLAY = "`trainer.gradient_checkpointing`", "`trainer.replay_rou
 WALKS = "rows longer than `trainer.micro_batch_tokens`"
 INTERLEAVED = '`trainer.parallel.pp_schedule = "interleaved_1f1b"`'
 TIED, EXPERTS = "embeddings that are the head too", "a mixture of experts"
-BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY)
+SENT = '`trainer.transfer = "nccl"`'
+BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY, SENT)
 
 OTHERWISE = "transformers divides experts in another way than linear layers, which Silva does not do"
 REFUSED: dict[tuple[str, ...], str] = {
@@ -34,6 +35,7 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("pp", INTERLEAVED, TIED): "the end that is done with them first would wait for the other in mid-update",
     ("pp", WALKS): "stages compute a row in one piece",
     ("pp", REPLAY): "several micro-batches are under way in a stage, and a router replays one",
+    ("pp", SENT): "the first rank sends what it has, and other stages have the rest",
     ("tp", EXPERTS): OTHERWISE,
     ("tp", REPLAY): OTHERWISE,
 }
