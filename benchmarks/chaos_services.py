@@ -56,6 +56,10 @@ ROLES = ("inference", "trainer", "orchestrator")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 SERVICES = ("--placement.type=services", "--placement.threads=1")
+ON_RAY = (  # whose actors share the cores, however few there are
+    "--placement.type=ray", "--placement.threads=1", "--placement.trainer_needs.CPU=0.1",
+    "--placement.server_needs.CPU=0.1",
+)  # fmt: skip
 RANK = "rank"  # the trainer's last one
 SILVA = (sys.executable, "-m", "silva")
 MARK = "SILVA_CHAOS_RUN"
@@ -246,7 +250,7 @@ class Setting:
     def argv(self, name: str) -> list[str]:
         folder = str(self.folder)
         run = ["rl", f"@{self.folder / 'chaos.toml'}", "--name", name, "--output_dir", folder]
-        placed = ["--placement.type=ray", "--placement.threads=1"] if self.ray else SERVICES
+        placed = ON_RAY if self.ray else SERVICES
         ranks = [f"--trainer.ranks={self.ranks}"] if self.ranks > 1 else []
         return [*run, *chaos.OPTIONS, *placed, *ranks, f"--rollout.max-async-level={self.level}"]
 
@@ -374,7 +378,8 @@ def undisturbed(setting: Setting) -> float:
     began = time.monotonic()
     with supervised(setting.argv("services")) as process:
         code, duration = process.wait(), time.monotonic() - began
-        if code or (problems := setting.wrong(setting.folder / "services")):
+        problems = [] if code else setting.wrong(setting.folder / "services")
+        if code or problems:
             sys.exit(
                 f"the undisturbed run as services ended with {code}, different: {problems}\n{process.output}"
             )

@@ -70,7 +70,7 @@ def measured(ranks: int, width: int) -> float:
         f"--trainer.micro_batch_tokens={LENGTH * ROWS}", f"--model.width={width}", f"--model.layers={LAYERS}",
         f"--model.context={LENGTH}", "--trainer.self_check=false", "--algorithm.kl_coef=0",
     ]  # fmt: skip
-    batch = [_row(number) for number in range(ROWS)]
+    batch = [sample(number, LENGTH) for number in range(ROWS)]
     with served("trainer", CONFIGS / "smoke.toml", *options) as server:
         session, found = server.opened().session, []
         for _ in range(UPDATES):
@@ -81,13 +81,14 @@ def measured(ranks: int, width: int) -> float:
     return min(found)
 
 
-def _row(number: int) -> Sample:
-    tokens = np.random.default_rng(number).integers(0, 256, LENGTH)
-    weights = np.ones(LENGTH, np.float32)
+def sample(number: int, length: int) -> Sample:
+    """Random bytes, all trained."""
+    tokens = np.random.default_rng(number).integers(0, 256, length)
+    weights = np.ones(length, np.float32)
     weights[0] = 0
     return Sample(
-        tokens=tokens, loss_weights=weights, logprobs=np.full(LENGTH, -5.0), temperatures=np.ones(LENGTH),
-        versions=np.zeros(LENGTH, np.int64), trajectory=f"t{number}", group="g", advantages=np.ones(LENGTH),
+        tokens=tokens, loss_weights=weights, logprobs=np.full(length, -5.0), temperatures=np.ones(length),
+        versions=np.zeros(length, np.int64), trajectory=f"t{number}", group="g", advantages=np.ones(length),
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def test_a_run_trains_on_the_experts_that_it_sampled_with(tmp_path: Path) -> Non
     files = [tmp_path / name / "rollouts" / "step_1.parquet" for name in ("free", "replayed")]
     assert [pq.read_schema(file).remove_metadata() for file in files] == [SCHEMA, ROUTED]
     plain, rows = (read_rollouts(file) for file in files)
-    assert [row.trajectory for row in plain] == [row.trajectory for row in rows]  # but for routes
+    assert [row.trajectory for row in plain] == [row.trajectory for row in rows]  # only routes differ
     model = load_model(PretrainedModel(name=str(base)), seed=0).model
     routing, turns = Routing(model), 0
     for row in rows:

@@ -68,7 +68,7 @@ def test_replayed_experts_are_those_of_a_loop_over_them(loaded: LoadedModel) -> 
             alone = model(input_ids=TOKENS, use_cache=False).last_hidden_state[0]
         torch.testing.assert_close(by_hand(loaded, torch.stack(own)), alone, atol=2e-5, rtol=0)
         told = torch.stack([(own[0] + 1) % 4, own[1]], 1)  # [T, layers, k]: others in the first layer
-        told[2] = -1  # but for the third token, which goes where its router sends it
+        told[2] = -1  # the third token goes where its router sends it
         with ReplayedRoutes(routing, told).applied(), routing.recorded() as chosen:
             replayed = model(input_ids=TOKENS, use_cache=False).last_hidden_state[0]
         expected = torch.stack(chosen)
