@@ -1,11 +1,11 @@
-"""Weights that FSDP gathers for each pass through the model, against weights that are gathered once an update.
+"""Weights that FSDP gathers for each pass through the model, against weights gathered once an update.
 
     .venv/bin/python benchmarks/gathering.py --json gathering.json          about two minutes
 
-Silva does the first: a rank holds one layer of the model at a time, and all ranks make equally many passes. The
-second takes the memory of all weights and of all gradients on every rank (ZeRO-1), and any number of passes.
-Both are the same sum: the gradients are compared. Two processes on this machine (gloo), one thread each, in
-turn; the fewer tokens a pass has, the more is gathered for each of them.
+Silva does the first: a rank holds one layer of the model at a time, and all ranks make equally many passes.
+The second takes the memory of all weights and of all gradients on every rank (ZeRO-1), and any number of
+passes. Both are the same sum: the gradients are compared. Two processes on this machine (gloo), one thread
+each, in turn; the fewer tokens a pass has, the more is gathered for each of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
