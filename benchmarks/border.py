@@ -10,7 +10,9 @@ is left out, and step i is compared with step i; ratios are medians over these p
 same metrics.
 A weight update: the trainer writes its parameters (write) and makes a digest of them (digest); the server
 verifies, reads and copies them (load) and scores 32 tokens with them (probe, which also lays the weights
-out for its kernels); the trainer's numbers for 32 tokens are compared with the server's (compare).
+out for its kernels); the trainer's numbers for 32 tokens are compared with the server's (compare). Once with
+files on the disk of TMPDIR, once in shared memory. Of files there, writing and reading them are compared with
+copies into and out of a block of `multiprocessing.shared_memory`, which is the least that a border takes.
 Requests: prompts of 64 tokens, new in each round, with answers of 16, to the engine in this process and to
 the same engine behind a Unix socket, in turns. The answers must be the same.
 """
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,11 +31,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from common import CONFIGS, Row, machine, parser, results, write
+from safetensors.torch import load_file
 
 from silva.assembly import Assembly
 from silva.config.load import load
@@ -45,6 +51,7 @@ from silva.process import PARENT
 from silva.protocols import Engine
 from silva.registries import REGISTRIES
 from silva.run import loaded
+from silva.scratch import MEMORY, private_folder
 from silva.storage.metrics import read_metrics
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 from silva.wire.transport import Peer
@@ -198,7 +205,12 @@ async def _measured(case: Case, assembly: Assembly, address: str, work: Path, ro
         rows = []
         for at_once in AT_ONCE if case.requests else ():
             rows += await requests(case, assembly, client, at_once, rounds)
-        return rows + await updates(case, assembly, client, dialect, work, rounds)
+        rows += await updates(case, assembly, client, dialect, work, rounds)
+        with private_folder("weights", parent=MEMORY) as memory:
+            found = await updates(case, assembly, client, dialect, memory, rounds)
+            rows += [replace(row, metric=f"{row.metric}, shared memory") for row in found]
+            rows.append(assembly.compute.run(copies, case, assembly, memory, rounds))
+        return rows
     finally:
         await client.close()
 
@@ -264,6 +276,32 @@ async def updates(
         Row(case.name, "update", whole, "s"),
         *(Row(case.name, f"update, {part}", statistics.median(each), "s") for part, each in parts.items()),
     ]
+
+
+def copies(case: Case, assembly: Assembly, memory: Path, rounds: int) -> Row:
+    """Files in shared memory, written and read, against a block of it."""
+    weights = {name: p.detach() for name, p in assembly.model.model.named_parameters() if p.requires_grad}
+    others = {name: torch.empty_like(weight) for name, weight in weights.items()}
+    seconds: list[tuple[float, float]] = []
+    for number in range(rounds + 1):
+        began = time.perf_counter()
+        save_parameters(assembly.model, memory / f"copy_{number}")
+        for name, tensor in load_file(memory / f"copy_{number}" / "model.safetensors").items():
+            others[name].copy_(tensor)
+        between = time.perf_counter()
+        block = SharedMemory(create=True, size=sum(weight.nbytes for weight in weights.values()))
+        begin = 0
+        for name, weight in weights.items():
+            place = torch.frombuffer(block.buf, dtype=weight.dtype, count=weight.numel(), offset=begin)
+            others[name].copy_(place.copy_(weight.view(-1)).view(weight.shape))
+            begin += weight.nbytes
+        del place
+        seconds.append((between - began, time.perf_counter() - between))
+        block.close()
+        block.unlink()
+        shutil.rmtree(memory / f"copy_{number}")
+    files, blocks = (statistics.median(each) for each in zip(*seconds[1:], strict=True))
+    return Row(case.name, "write and read, shared memory", files, "s", "a block of it", blocks / files)
 
 
 if __name__ == "__main__":

@@ -87,16 +87,21 @@ def test_experts_are_recorded_if_they_are_replayed() -> None:
 
 def test_adapters_are_loaded_unless_they_are_to_be_merged() -> None:
     plain, same = VllmEngineSettings().command("m", "h", 1, "")
-    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", lora=20)
+    lora = Lora(rank=20, targets=("q_proj", "v_proj"))
+    arguments, environment = VllmEngineSettings().command("m", "h", 1, "", lora=lora)
     assert arguments == [
         *plain, "--enable-lora", "--max-lora-rank", "32", "--max-loras", "2", "--max-cpu-loras", "8",
+        "--lora-target-modules", "q_proj", "v_proj",
     ]  # fmt: skip
     assert environment == same | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-    assert VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=999) == (plain, same)
+    assert VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=lora) == (plain, same)
     arguments, environment = VllmEngineSettings().command("m", "h", 1, "", sent=True)
     assert arguments == [*plain, "--weight-transfer-config", '{"backend": "nccl"}'] and environment == same
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank: got 999, expected at most 512"):
-        VllmEngineSettings().command("m", "h", 1, "", lora=999)
+    for wrong in (Lora(rank=999), Lora(targets=("lm_head",))):
+        with pytest.raises(
+            ConfigError, match=r"model\.lora\..*: got (999|lm_head), .*engine\.adapters = false"
+        ):
+            VllmEngineSettings().command("m", "h", 1, "", lora=wrong)
 
 
 @pytest.mark.parametrize("argument", ["--api-key=x", "--logprobs_mode", "--trust-remote-code"])
@@ -140,8 +145,13 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @contextmanager
-def serving(folder: Path, model: Path, *, routes: bool = False) -> Iterator[str]:
-    """A server's address; its log is in the folder."""
+def serving(folder: Path, model: Path, *, workers: Path | None = None, **command: Any) -> Iterator[str]:
+    """A server's address; its log is in the folder.
+
+    Args:
+        workers: a module with another extension of the workers.
+        command: options of `VllmEngineSettings.command`.
+    """
     settings = VllmEngineSettings(
         python=str(PYTHON), dtype="float32", context=256, max_concurrent=8, kv_cache_gib=1,
         enforce_eager=True, arguments=("--block-size", "32"),
@@ -149,7 +159,10 @@ def serving(folder: Path, model: Path, *, routes: bool = False) -> Iterator[str]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    arguments, environment = settings.command(str(model), "127.0.0.1", port, "secret", routes=routes)
+    arguments, environment = settings.command(str(model), "127.0.0.1", port, "secret", **command)
+    if workers:
+        arguments[arguments.index("silva_vllm.Extension")] = f"{workers.stem}.Extension"
+        environment["PYTHONPATH"] += f"{os.pathsep}{workers.parent}"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             arguments, env=os.environ | environment, stdout=log, stderr=log, start_new_session=True

@@ -6,6 +6,7 @@ and chunks that end with the tensor that makes them longer than the buffer.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import socket
@@ -29,9 +30,7 @@ def gloo(port: int, rank: int, size: int, name: str) -> Any:
     """A group; rank 0 has made the store."""
     store = STORES[port] if rank == 0 else dist.TCPStore("127.0.0.1", port, size, False, PATIENCE)
     group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, PATIENCE)
-    one = torch.ones(1)
-    group.allreduce([one], dist.AllreduceOptions()).wait()
-    assert one.item() == size
+    group.allreduce([torch.zeros(1)], dist.AllreduceOptions()).wait()
     return group
 
 
@@ -48,7 +47,7 @@ class GlooGroup:
 
     def __init__(self, size: int, device: torch.device) -> None:
         GlooGroup.made += 1
-        self._size, self._name, self._work = size, f"group {GlooGroup.made}", list[Any]()
+        self._size, self._name, self._work = size, f"group-{GlooGroup.made}", list[Any]()
         self._group: Any = None
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -61,7 +60,8 @@ class GlooGroup:
 
     @property
     def invitation(self) -> dict[str, Any]:
-        return {"port": self._port, "name": self._name}
+        told = f"{self._port} {self._name}".ljust(128).encode()  # an id of NCCL has 128 bytes
+        return {"nccl_unique_id_b64": base64.b64encode(told).decode()}
 
     def join(self) -> None:
         self._group = gloo(self._port, 0, self._size, self._name)
@@ -120,8 +120,10 @@ class Vllm:
         self.info, first = init_info, init_info["rank_offset"]
         assert init_info["packed"] is True
 
+        port, name = base64.b64decode(init_info["nccl_unique_id_b64"]).decode().split()
+
         def join(worker: int) -> Any:
-            return gloo(init_info["port"], first + worker, init_info["world_size"], init_info["name"])
+            return gloo(int(port), first + worker, init_info["world_size"], name)
 
         self.groups = self.together(join)
         return {"message": ""}

@@ -191,7 +191,7 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
         raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
-    routes, lora = config.replays_routing, model.lora.rank if model.lora else 0
+    routes, lora = config.replays_routing, model.lora
     sent = config.trainer.transfer == "nccl"
     argv, added = config.engine.command(
         str(source), bind.host, bind.port, key, routes=routes, lora=lora, sent=sent

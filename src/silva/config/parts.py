@@ -12,7 +12,7 @@ class EngineSettings(Section):
     """What an engine says of itself.
 
     Another one has `build(context)`, which makes an `Engine`. One that is launched has `command`, what
-    `silva inference` runs (`routes`: it records which experts tokens go to; `lora`: rank of the adapters;
+    `silva inference` runs (`routes`: it records which experts tokens go to; `lora`: the adapters, if any;
     `sent`: the trainer sends weights to it), and `client(peers, context)`, the engine that asks such servers;
     one that only evaluates has `max_concurrent` and `actor(context, sampling)` instead, which makes an
     `Actor` with `reach`, `close`, `counts` and `notes`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from silva.config.sections import Positive
+from silva.config.sections import Lora, Positive
 from silva.engines.remote.settings import ClientSettings
 from silva.errors import CapabilityError, ConfigError
 
@@ -71,7 +71,7 @@ class VllmEngineSettings(ClientSettings):
         key: str,
         *,
         routes: bool = False,
-        lora: int = 0,
+        lora: Lora | None = None,
         sent: bool = False,
     ) -> tuple[list[str], dict[str, str]]:
         """The arguments of the process, and what is added to its environment.
@@ -81,11 +81,11 @@ class VllmEngineSettings(ClientSettings):
             key: clients must send it; "" for none. vLLM asks for it below /v1 only. It is part of the
                 environment alone, because everybody on the machine can read command lines.
             routes: completions say which experts their tokens went to.
-            lora: rank of the adapters; 0: there are none.
+            lora: the model's adapters.
             sent: the trainer sends weights to its workers.
 
         Raises:
-            ConfigError: `engine.arguments` holds one of `OWN`, or vLLM takes no such rank.
+            ConfigError: `engine.arguments` holds one of `OWN`, or vLLM takes no such adapters.
         """
         for argument in self.arguments:
             name = argument.partition("=")[0].replace("_", "-")
@@ -123,12 +123,7 @@ class VllmEngineSettings(ClientSettings):
             "PYTHONPATH": str(Path(__file__).with_name("extension")),
         }
         if lora and self.adapters:
-            arguments += [
-                "--enable-lora",
-                "--max-lora-rank", str(_rank(lora)),
-                "--max-loras", "2",  # in a batch: of the newest version, and of requests that began before it
-                "--max-cpu-loras", str(VERSIONS),
-            ]  # fmt: skip
+            arguments += _for_adapters(lora)
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if sent:
             arguments += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
@@ -166,11 +161,22 @@ class VllmEngineSettings(ClientSettings):
         )
 
 
-def _rank(lora: int) -> int:
-    """The smallest that vLLM takes for adapters of this rank."""
-    if lora > RANKS[-1]:
+def _for_adapters(lora: Lora) -> list[str]:
+    merged = "or engine.adapters = false"
+    if lora.rank > RANKS[-1]:
         raise ConfigError(
-            f"model.lora.rank: got {lora}, expected at most {RANKS[-1]}, which is what vLLM takes, or "
-            "engine.adapters = false"
+            f"model.lora.rank: got {lora.rank}, expected at most {RANKS[-1]}, as vLLM takes it, {merged}"
         )
-    return next(rank for rank in RANKS if rank >= lora)
+    if "lm_head" in lora.targets:
+        raise ConfigError(
+            "model.lora.targets: got lm_head, whose adapter vLLM 0.32 does not apply to each token of a text "
+            f"that is scored; expected others, {merged}"
+        )
+    return [
+        "--enable-lora",
+        "--max-lora-rank", str(next(rank for rank in RANKS if rank >= lora.rank)),
+        "--max-loras", "2",  # in a batch: of the newest version, and of requests that began before it
+        "--max-cpu-loras", str(VERSIONS),
+        # Without it the head would have adapters too, and scoring beside sampling ends vLLM 0.32 on a CPU.
+        "--lora-target-modules", *lora.targets,
+    ]  # fmt: skip
