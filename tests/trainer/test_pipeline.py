@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3
 
 from silva.errors import CapabilityError
 from silva.models.loading import LoadedModel
-from silva.trainer.pipeline import Run, Stage, cut
+from silva.trainer.pipeline import InFlight, Stage, cut
 from silva.trainer.policy import attention_over, pack
 from silva.types import Sample
 
@@ -34,7 +34,7 @@ def test_stages_one_after_another_are_the_model(
     x = batch.tokens
     for number in range(stages):
         stage = Stage(loaded.model, number, stages)
-        stage.run = Run(loaded, [batch], lambda number, hidden: hidden[None])
+        stage.run = InFlight(loaded, [batch], lambda number, hidden: hidden[None])
         x = stage(x, number=torch.tensor([0]))
     torch.testing.assert_close(x, expected, rtol=0, atol=0)
 
