@@ -88,6 +88,9 @@ def test_the_plan_says_how_ranks_divide_the_model() -> None:
     found = planned(type="services", trainer=divided)
     assert found.ranks == "8 = pp 2 x dp_replicate 2 x dp_shard 2, 1f1b"
     assert "ranks of the trainer: 8 = pp 2" in describe(found)
+    without = planned(type="services", trainer={"ranks": 8, "parallel": {"dp_replicate": 2}})
+    more, less = (by_name(each)["trainer"].memory for each in (found, without))
+    assert more - less == 4 * PARAMETERS * 2 / 2  # a stage's weights and gradients
     with pytest.raises(CapabilityError, match="embeddings that are the head too: copies of them"):
         planned(type="services", trainer={"ranks": 4, "parallel": {"tp": 2, "pp": 2}})
 

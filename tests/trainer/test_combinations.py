@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from tests.test_families import SIZES
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from silva.errors import CapabilityError
+from silva.models.loading import LoadedModel
 from silva.trainer import combinations
-from silva.trainer.settings import Parallel
+from silva.trainer.learner import Learner
+from silva.trainer.parallel import Mesh
+from silva.trainer.settings import LocalTrainerSettings, Parallel
 
 SERVICES = (Path(__file__).parents[2] / "docs" / "services.md").read_text()
 
@@ -47,3 +51,13 @@ def test_what_a_model_is_it_says_without_its_numbers() -> None:
         )
     assert combinations.of_model(dense) == [combinations.TIED]
     assert combinations.of_model(mixed) == [combinations.EXPERTS]
+
+
+class InStages(Mesh):
+    def refuse(self, beside: Iterable[str]) -> None:
+        combinations.refuse(Parallel(pp=2), beside)
+
+
+def test_a_trainer_refuses_it_too(tiny: Callable[..., LoadedModel]) -> None:
+    with pytest.raises(CapabilityError, match=r"parallel\.pp = 2 with a critic"):
+        Learner(tiny(), LocalTrainerSettings(), seed=0, critic=True, mesh=InStages())

@@ -128,6 +128,8 @@ def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]
     ranks = config.ranks
     shards = max(1, ranks // config.trainer.parallel.dp_replicate)
     trained = model and training_bytes(config, model, _micro_batch(config), shards)
+    if trained and model and (parallel := config.trainer.parallel).pp > 1 and shards > parallel.pp:
+        trained += _kept_by_stage(model) / parallel.pp
     sampled = model and _sampling_bytes(config, model)
     if not placement.processes:
         both = trained and trained + (_cached(config, model) if model else 0.0)
@@ -149,6 +151,13 @@ def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]
         address = "" if follows else given or _started(config, name)
         parts.append(PlacedPart(name, BY_HAND if given else f"{HERE}, by silva rl", memory, address))
     return parts
+
+
+def _kept_by_stage(model: PreTrainedModel) -> int:
+    """Bytes of weights that are gathered for a whole update, and of their gradients, of all stages."""
+    trained = (p for p in model.parameters() if p.requires_grad)
+    gradients = (p.numel() * torch.promote_types(p.dtype, torch.float32).itemsize for p in trained)
+    return sum(p.nbytes for p in model.parameters()) + sum(gradients)
 
 
 def _started(config: RunConfig, name: str) -> str:
