@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import LlamaConfig
 
 from silva.errors import CapabilityError
+from silva.models import trie_attention
 from silva.models.trie import Trie, build
 from silva.models.trie_attention import TrieAttention, chunks, shares
 from silva.models.ulysses import UlyssesAttention, check_heads
@@ -30,7 +32,9 @@ def forest(seed: int) -> Trie:
     return build(rows, 1)
 
 
-def attended(trie: Trie, given: list[torch.Tensor], ranks: int, budget: int) -> torch.Tensor:
+def attended(
+    trie: Trie, given: list[torch.Tensor], ranks: int, budget: int, flex: Trie | None = None
+) -> torch.Tensor:
     """[1, N, heads, d] by ranks that are threads; what they exchange keeps its graph."""
     slots: list[Any] = [None] * ranks
     barrier = Barrier(ranks, timeout=60)
@@ -47,7 +51,7 @@ def attended(trie: Trie, given: list[torch.Tensor], ranks: int, budget: int) -> 
         for of_pass in shares(trie, budget, ranks):
             mine = of_pass[rank]
             own = slice(mine.start, mine.stop) if len(mine) else slice(1)
-            attention = UlyssesAttention(of_pass, rank, outside, exchange, **ABOUT)
+            attention = UlyssesAttention(of_pass, rank, outside, exchange, flex=flex, **ABOUT)
             out = attention.attend(0, *(x[:, :, own] for x in given), 0.3)
             assert out.shape == (1, max(1, len(mine)), given[0].shape[1], given[0].shape[3])
             outs.append(out[:, : len(mine)])
@@ -78,6 +82,16 @@ def test_ranks_attend_as_one_does(seed: int, ranks: int, heads: int, of_keys: in
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     ours, theirs = (torch.autograd.grad((out * weights).sum(), given) for out in (found, expected))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_whole_trie_goes_through_flex_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trie_attention, "_flex_attention", lambda: flex_attention)  # not compiled
+    trie, draw = forest(0), torch.Generator().manual_seed(0)
+    given = [torch.randn(1, n, len(trie), 16, generator=draw, dtype=torch.float64) for n in (8, 4, 4)]
+    expected, found = (attended(trie, given, 2, 999, flex) for flex in (None, trie))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from silva.errors import CapabilityError
-from silva.models.trie_attention import Chunk, Layers, TrieAttention
+from silva.models.trie import Trie
+from silva.models.trie_attention import Chunk, FlexTrieAttention, KeyValue, Layers, TrieAttention
 
 
 class UlyssesAttention:
@@ -27,6 +28,7 @@ class UlyssesAttention:
         rank: whose tokens go through the model here.
         outside: keys and values that earlier passes have left in `found`, of the heads of this rank.
         exchange: x [ranks, ...] for each rank -> [ranks, ...] that each has for this one, with a gradient.
+        flex: the trie, if the chunk is all of it and goes through FlexAttention.
     """
 
     def __init__(
@@ -38,9 +40,15 @@ class UlyssesAttention:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        flex: Trie | None = None,
     ) -> None:
         self._lengths, self._exchange = [len(share) for share in shares], exchange
         self._n = max(1, *self._lengths)
+        self.found: dict[int, dict[int, KeyValue]] = {}  # of a whole trie nothing is looked at later
+        self._inner: TrieAttention | FlexTrieAttention
+        if flex is not None:
+            self._inner = FlexTrieAttention(flex, device)
+            return
         kept = frozenset[int]().union(*(share.kept for share in shares))
         whole = Chunk(shares[0].pieces, shares[0].first, shares[-1].last, kept)
         self._inner = TrieAttention(whole, outside, dtype=dtype, device=device)

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from silva.models.loading import LoadedModel
-from silva.models.trie_attention import Chunk, KeyValue, SharedContextAttention, TrieAttention
+from silva.models.trie_attention import (
+    FLEX_MIN_TOKENS,
+    Chunk,
+    KeyValue,
+    SharedContextAttention,
+    TrieAttention,
+)
 from silva.models.ulysses import UlyssesAttention
 from silva.trainer.gradients import read
 from silva.trainer.randomness import States, set_states, states_of
@@ -168,7 +174,9 @@ class Walk:
             return TrieAttention(shares[0], outside, **about)
         division = loaded.division
         if division.ulysses:
-            return UlyssesAttention(shares, division.rank, outside, division.exchange, **about)
+            trie = self.batch.trie
+            flex = trie if loaded.flex and len(self.shares) == 1 and len(trie) >= FLEX_MIN_TOKENS else None
+            return UlyssesAttention(shares, division.rank, outside, division.exchange, flex=flex, **about)
         return SharedContextAttention(shares, division.rank, outside, division.gather, **about)
 
     def _computed(
