@@ -115,14 +115,14 @@ class Adapted(NamedTuple):
     layer: LoraLayer
 
 
-def adapted(model: nn.Module) -> list[Adapted]:
-    """The weights that have an adapter."""
+def adapted(model: nn.Module, at: str = "") -> list[Adapted]:
+    """The weights that have an adapter. `at`: where the module is, if it is a part of a model."""
     found = []
-    for name, layer in model.named_modules():
+    for name, layer in model.named_modules(prefix=at):
         if isinstance(layer, LoraLayer):
             own = layer.parameter_name if isinstance(layer, ParamWrapper) else "weight"
             weight: Any = getattr(layer.get_base_layer(), own)
-            found.append(Adapted(f"{_plain_name(name)}.{own}", weight, layer))
+            found.append(Adapted(f"{plain_name(name)}.{own}", weight, layer))
     return found
 
 
@@ -132,14 +132,14 @@ def merged_bytes(model: nn.Module) -> int:
 
 
 @torch.no_grad()
-def merged(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def merged(model: nn.Module, at: str = "") -> dict[str, torch.Tensor]:
     """The state of the model with W + (alpha / rank) B A for each weight W that has an adapter.
 
-    Tensors without one are the model's own storage.
+    Tensors without one are the model's own storage. `at`: where the module is, if it is a part of a model.
     """
-    state = model.state_dict().items()
-    weights = {_plain_name(name): tensor for name, tensor in state if ".lora_" not in name}
-    for name, base, layer in adapted(model):
+    state = model.state_dict(prefix=f"{at}." if at else "").items()
+    weights = {plain_name(name): tensor for name, tensor in state if ".lora_" not in name}
+    for name, base, layer in adapted(model, at):
         weight = base.to(torch.promote_types(base.dtype, torch.float32))
         for adapter in layer.active_adapters:
             weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
@@ -160,6 +160,6 @@ def fold(model: PreTrainedModel) -> None:
         parameter.requires_grad_(True)
 
 
-def _plain_name(name: str) -> str:
-    """Adapters of experts lie one around the other, so a name may hold several."""
+def plain_name(name: str) -> str:
+    """Of a weight in the plain model. Adapters of experts lie one around the other, which the name shows."""
     return f"{name}.".replace("base_layer.", "")[:-1]

@@ -88,3 +88,18 @@ def _refuse_unknown(module: torch.nn.Module, **arguments: Any) -> None:
 
 
 AttentionInterface.register(NAME, attend)
+
+
+def context_of(config: Any) -> int:
+    """The context within which attention is plain and positions do not depend on the length.
+
+    Sliding attention sees everything within its window. LongRoPE rotates all queries and keys of a pass
+    differently if one sequence exceeds the original length.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = [getattr(text, "max_position_embeddings", None) or 2048, getattr(text, "sliding_window", None)]
+    rotations = getattr(text, "rope_parameters", None) or {}
+    for rotation in (rotations, *(part for part in rotations.values() if isinstance(part, dict))):
+        if rotation.get("rope_type") == "longrope":
+            limits.append(rotation.get("original_max_position_embeddings"))
+    return min(int(limit) for limit in limits if limit)

@@ -38,6 +38,7 @@ from silva.models.activation import steady_activations
 from silva.models.checks import check_model, misfit
 from silva.models.division import WHOLE, Division
 from silva.models.memory import is_out_of_memory, too_large
+from silva.models.stored import StoredWeights, without_numbers
 from silva.models.tiny import tiny_config, tiny_model, tiny_tokenizer
 from silva.scratch import cache_folder
 
@@ -61,6 +62,7 @@ class LoadedModel:
     context: int  # tokens of prompt and answer together
     lora: bool
     division: Division = WHOLE
+    stored: StoredWeights | None = None  # the weights of parameters on the device "meta"
 
     @property
     def flex(self) -> bool:
@@ -69,30 +71,38 @@ class LoadedModel:
         return self.device.type == "cuda" and self.dtype != torch.float64 and wide_enough
 
 
-def load_model(settings: PretrainedModel | TinyModel, *, seed: int, device: str = "cpu") -> LoadedModel:
+def load_model(
+    settings: PretrainedModel | TinyModel, *, seed: int, device: str = "cpu", stored: bool = False
+) -> LoadedModel:
     """Load what `[model]` names. `seed` fixes the weights of a tiny model and of fresh adapters.
+
+    Args:
+        stored: leave the weights of a plain model in its files, for `Mesh.divide`, which also checks it. What
+            lies over a model (a checkpoint, an adapter) is loaded at once, and so is a tiny one.
 
     Raises:
         ModelError: there is no such model, its weights are damaged or incomplete, or Silva would run it
             differently from transformers.
     """
     transformers_logging.disable_progress_bar()
-    model, tokenizer = _built(settings, seed)
+    model, tokenizer, weights = _built(settings, seed, stored)
     if settings.dtype == "float64":
         _keep_float64_norms(model)
     steady_activations(model)
-    model.to(torch.device(device)).eval()
+    model = model.eval() if weights else model.to(torch.device(device)).eval()
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         name=name_of(settings),
         device=torch.device(device),
         dtype=getattr(torch, settings.dtype),
-        context=_context(model.config),
+        context=attention.context_of(model.config),
         lora=settings.lora is not None,
+        stored=weights,
     )
-    with no_warnings():
-        check_model(loaded)
+    if not weights:
+        with no_warnings():
+            check_model(loaded)
     return loaded
 
 
@@ -132,10 +142,15 @@ def generation_stops(settings: PretrainedModel | TinyModel) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else () if found is None else (found,)
 
 
-def _built(settings: PretrainedModel | TinyModel, seed: int) -> tuple[PreTrainedModel, Any]:
-    """Model and tokenizer, with fresh adapters if the settings ask for some."""
+Built = tuple[PreTrainedModel, Any, StoredWeights | None]
+"""Model, tokenizer, and the weights that are not in the model yet."""
+
+
+def _built(settings: PretrainedModel | TinyModel, seed: int, stored: bool = False) -> Built:
+    """With fresh adapters if the settings ask for some."""
     from silva.config.sections import TinyModel
 
+    weights = None
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if isinstance(settings, TinyModel):
@@ -144,26 +159,27 @@ def _built(settings: PretrainedModel | TinyModel, seed: int) -> tuple[PreTrained
             _refuse_too_large(settings.type, config, settings.dtype)
             model: Any = tiny_model(config, attention.NAME).to(getattr(torch, settings.dtype))
         else:
-            model, tokenizer = _named(settings)
+            model, tokenizer, weights = _named(settings, stored)
         if settings.lora is not None:
-            adapters.inject(model, settings.lora)
-    return model, tokenizer
+            with without_numbers(model):
+                adapters.inject(model, settings.lora)
+    return model, tokenizer, weights
 
 
-def _named(settings: PretrainedModel) -> tuple[PreTrainedModel, Any]:
+def _named(settings: PretrainedModel, stored: bool = False) -> Built:
     """A plain model, or one with the parameters of a checkpoint or an adapter."""
     found = sources.find(settings.name)
     if isinstance(found, str):
-        return _pretrained(settings)
+        return _pretrained(settings, stored)
     if isinstance(found, sources.Adapter):
-        model, tokenizer = _named(settings.model_copy(update={"name": found.base}))
+        model, tokenizer, _ = _named(settings.model_copy(update={"name": found.base}))
         overlays.lay_adapter(model, found.folder)
     else:  # in the type in which it was trained, so that its weights are rounded as they were then
-        model, tokenizer = _built(found.model, found.seed)
+        model, tokenizer, _ = _built(found.model, found.seed)
         overlays.lay_checkpoint(model, found.folder)
         model.to(getattr(torch, settings.dtype))  # type: ignore[arg-type]
         model.config.dtype = getattr(torch, settings.dtype)
-    return model, tokenizer
+    return model, tokenizer, None
 
 
 def below(settings: PretrainedModel | TinyModel) -> PretrainedModel | TinyModel:
@@ -242,22 +258,22 @@ def _without_weights(config: Any) -> PreTrainedModel:
     return model
 
 
-def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def _pretrained(settings: PretrainedModel, stored: bool) -> Built:
     source, options = source_of(settings)
+    dtype, weights = getattr(torch, settings.dtype), None
+    taken: dict[str, Any] = {"attn_implementation": attention.NAME, "output_loading_info": True}
+    taken["ignore_mismatched_sizes"] = True  # `report` names them
     try:
         with no_warnings():
             config = AutoConfig.from_pretrained(source, **options)
-            _refuse_too_large(settings.name, config, settings.dtype)
-            model, report = AutoModelForCausalLM.from_pretrained(
-                source,
-                config=config,
-                dtype=getattr(torch, settings.dtype),
-                attn_implementation=attention.NAME,
-                use_safetensors=True,  # the other format is pickle
-                ignore_mismatched_sizes=True,  # `report` names them
-                output_loading_info=True,
-                **options,
-            )
+            if stored:
+                weights = StoredWeights(source, options)
+                model, report = weights.model(type(_without_weights(config)), config, dtype, **taken)
+            else:
+                _refuse_too_large(settings.name, config, settings.dtype)
+                model, report = AutoModelForCausalLM.from_pretrained(
+                    source, config=config, dtype=dtype, use_safetensors=True, **taken, **options
+                )  # the other format is pickle
             tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except Exception as error:  # readers of foreign formats raise anything
         if is_out_of_memory(error) or isinstance(error, ModelError):
@@ -284,7 +300,7 @@ def _pretrained(settings: PretrainedModel) -> tuple[PreTrainedModel, PreTrainedT
     if unused := report["unexpected_keys"]:
         names = weight_files.some(unused)
         print(f"model.name = {settings.name!r}: not part of this model: {names}", file=sys.stderr, flush=True)
-    return model, tokenizer
+    return model, tokenizer, weights
 
 
 def _refuse_too_large(name: str, config: Any, dtype: str) -> None:
@@ -376,18 +392,3 @@ def _keep_float64_norms(model: PreTrainedModel) -> None:
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = types.MethodType(forward, module)  # type: ignore[method-assign]
-
-
-def _context(config: Any) -> int:
-    """The context within which attention is plain and positions do not depend on the length.
-
-    Sliding attention sees everything within its window. LongRoPE rotates all queries and keys of a pass
-    differently if one sequence exceeds the original length.
-    """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limits = [getattr(text, "max_position_embeddings", None) or 2048, getattr(text, "sliding_window", None)]
-    rotations = getattr(text, "rope_parameters", None) or {}
-    for rotation in (rotations, *(part for part in rotations.values() if isinstance(part, dict))):
-        if rotation.get("rope_type") == "longrope":
-            limits.append(rotation.get("original_max_position_embeddings"))
-    return min(int(limit) for limit in limits if limit)

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from silva.errors import ModelError, one_line
 from silva.models.adapters import fold
-from silva.models.pieces import Pieces
+from silva.models.pieces import Pieces, written
 from silva.models.weight_files import some
 from silva.storage.checkpoints import verify
 
@@ -24,7 +24,7 @@ def trained_tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
     """
     try:
         verify(checkpoint)
-        with Pieces((checkpoint / WEIGHTS).parent, WEIGHTS.stem) as pieces:
+        with Pieces(written((checkpoint / WEIGHTS).parent, WEIGHTS.stem)) as pieces:
             return pieces.all()
     except OSError as error:  # a CheckpointError is one
         raise ModelError(f"{checkpoint}: its weights cannot be read: {error}") from error

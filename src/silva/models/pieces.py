@@ -66,6 +66,14 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def divided_like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """`part` as this rank's part of a tensor that is divided as `tensor` is."""
+    if not isinstance(tensor, DTensor):
+        return part
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False,
+                              shape=tensor.shape, stride=tensor.stride())  # fmt: skip
+
+
 def _is_first_copy(tensor: torch.Tensor, rank: int) -> bool:
     if not isinstance(tensor, DTensor):
         return rank == 0
@@ -97,20 +105,25 @@ def _file(path: Path, name: str, rank: int) -> Path:
     return path / (f"{name}.{rank}.safetensors" if rank else f"{name}.safetensors")
 
 
+def written(path: Path, name: str) -> list[Path]:
+    """The files that ranks have written into the folder `path` under one name, that of the first one first."""
+    return [_file(path, name, 0), *sorted(path.glob(f"{name}.*.safetensors"))]
+
+
 class Pieces:
-    """The tensors that all ranks have written into the folder `path` under one name.
+    """The tensors of some files, whole or divided.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or the parts of a tensor are not all there.
     """
 
-    def __init__(self, path: Path, name: str) -> None:
-        self.path = _file(path, name, 0)
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files, self.path = files, files[0]
         self._files: list[Any] = []
         self._parts: dict[str, list[tuple[int, Box]]] = {}
         self._whole: dict[str, tuple[str, tuple[int, ...]]] = {}  # type and shape
         with ExitStack() as stack:
-            for file in (self.path, *sorted(path.glob(f"{name}.*.safetensors"))):
+            for file in files:
                 self._open(file, stack)
             self._stack = stack.pop_all()
         for each, parts in self._parts.items():
@@ -159,17 +172,32 @@ class Pieces:
 
     def like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor of this name, divided as `tensor` is, on its device."""
-        found = self._read(name, box_of(tensor)).to(tensor.device)
-        if not isinstance(tensor, DTensor):
-            return found
-        return DTensor.from_local(found, tensor.device_mesh, tensor.placements, run_check=False,
-                                  shape=tensor.shape, stride=tensor.stride())  # fmt: skip
+        return divided_like(tensor, self.read(name, box_of(tensor)).to(tensor.device))
+
+    def describe(self) -> dict[str, torch.Tensor]:
+        """Every tensor, on the device "meta".
+
+        Raises:
+            CheckpointError: torch has no such type.
+        """
+        if strange := [name for name, (kind, _) in self._whole.items() if kind not in _TYPES]:
+            raise CheckpointError(
+                f"{self.path}: {strange[0]} is of the type {self._whole[strange[0]][0]}, expected one of "
+                f"{', '.join(_TYPES)}"
+            )
+        return {name: torch.empty(shape, dtype=_TYPES[kind], device="meta")
+                for name, (kind, shape) in self._whole.items()}  # fmt: skip
+
+    def file_of(self, name: str) -> Path:
+        """The first one that holds the tensor or a part of it."""
+        return self.files[self._parts[name][0][0]]
 
     def all(self) -> dict[str, torch.Tensor]:
         """Every tensor, whole."""
-        return {n: self._read(n, Box((0,) * len(shape), shape)) for n, (_, shape) in self._whole.items()}
+        return {n: self.read(n, Box((0,) * len(shape), shape)) for n, (_, shape) in self._whole.items()}
 
-    def _read(self, name: str, wanted: Box) -> torch.Tensor:
+    def read(self, name: str, wanted: Box) -> torch.Tensor:
+        """What lies there of the tensor of this name."""
         try:
             (file, box), *others = self._parts[name]
             if box == wanted and not others:
@@ -184,7 +212,8 @@ class Pieces:
 
 
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-          "U8": torch.uint8}  # fmt: skip
+          "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool,
+          "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}  # fmt: skip
 
 
 def _words(dtype: torch.dtype | str, shape: Sequence[int]) -> str:

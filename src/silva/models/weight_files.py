@@ -74,8 +74,8 @@ def not_finite(model: PreTrainedModel, folder: Path) -> str:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """In one pass without a copy: 25 times as fast as `isfinite().all()`."""
-    if not tensor.is_floating_point() or not tensor.numel():
+    """In one pass without a copy: 25 times as fast as `isfinite().all()`. What is nowhere yet is finite."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
         return True
     return all(bool(extreme.isfinite()) for extreme in torch.aminmax(tensor.detach()))
 

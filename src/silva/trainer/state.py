@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from silva.errors import CheckpointError
-from silva.models.pieces import Pieces, write
+from silva.models.pieces import Pieces, write, written
 from silva.models.weight_files import let_read
 from silva.ports import FILES
 from silva.trainer.optimizer import Counters, Stepper
@@ -133,7 +133,7 @@ def _read(
     path: Path, name: str, expected: Mapping[str, torch.Tensor], others: Collection[str] = ()
 ) -> Tensors:
     """`others`: what else may be there, as other ranks expect it."""
-    with Pieces(path, name) as pieces:
+    with Pieces(written(path, name)) as pieces:
         pieces.check(expected, others)
         return {each: pieces.like(each, tensor) for each, tensor in expected.items()}
 
