@@ -35,7 +35,8 @@ class Assembly:
     """What settings build their parts from: each part is made when it is first asked for, and then kept.
 
     `tasksets`: by label of their environment. `say` takes what people should know, `stage` what is being
-    done. `compute`, `tasksets`: those of another assembly of this process.
+    done. `compute`, `tasksets`: those of another assembly of this process. `stored`: weights stay in their
+    files, of which this process reads a part.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Assembly:
         tasksets: dict[str, TaskSet] | None = None,
         say: Callable[[str], None] = lambda text: None,
         stage: Callable[[str], None] = lambda text: None,
+        stored: bool = False,
     ) -> None:
-        self.config, self.say, self.stage = config, say, stage
+        self.config, self.say, self.stage, self.stored = config, say, stage, stored
         self.host: Host = config.placement.build(self)
         self._compute = compute
         if tasksets is not None:
@@ -64,7 +66,8 @@ class Assembly:
 
     @cached_property
     def model(self) -> LoadedModel:
-        return self.compute.run(load_model, self.config.model, seed=self.config.seed, device=self.device)
+        seed, device = self.config.seed, self.device
+        return self.compute.run(load_model, self.config.model, seed=seed, device=device, stored=self.stored)
 
     @property
     def device(self) -> str:

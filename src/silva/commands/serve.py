@@ -294,14 +294,14 @@ class Builder:
         config = load([], REGISTRIES, values=values, env={}, own_code=False).config
         process.forget()  # the model of the session before
         config = config.model_copy(update={"placement": self._placement})
-        assembly = Assembly(config, say=say, compute=self._compute)
+        mesh = mesh_of(config.trainer.parallel, self.device)
+        assembly = Assembly(config, say=say, compute=self._compute, stored=mesh.size > 1)
         folder = Layout(Path(asked.folder)).broadcast
         own = self._placement
         servers = [Peer(each, name="inference", key=own.key) for each in asked.servers]
         limits = {"patience": own.patience, "timeout": own.timeout} if servers else {}
         transfer = transfer_of(asked.publishes, config.trainer.transfer, folder, servers=servers, **limits)
         algorithm = config.algorithm if asked.recipe else None
-        mesh = mesh_of(config.trainer.parallel, self.device)
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)
         return trainer
 

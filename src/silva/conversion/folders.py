@@ -11,11 +11,10 @@ from safetensors.torch import save_file
 
 from silva.conversion.tensors import Model, OnDone, cast, most_common
 from silva.errors import ModelError
-from silva.models.weight_files import differences, let_read
+from silva.models.weight_files import INDEX, MOST, differences, file_names, grouped, let_read, write_index
 
-MOST = 5_000_000_000  # bytes of a file, as transformers writes them
 _BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*", "NOTICE*", "additional_chat_templates")
-_NOT = ("model.safetensors.index.json", "adapter_config.json")
+_NOT = (INDEX, "adapter_config.json")
 
 
 def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor: OnDone) -> None:
@@ -35,31 +34,19 @@ def write_folder(model: Model, path: Path, dtype: torch.dtype | None, on_tensor:
             elif file.name not in _NOT:
                 shutil.copyfile(file, path / file.name)
     _write_config(path / "config.json", dtype or most_common(model.tensors))
-    parts, size, used = [dict[str, torch.dtype]()], 0, 0
-    for name, tensor in model.tensors.items():
-        kind = dtype or tensor.dtype
-        size = torch.Size(tensor.shape).numel() * kind.itemsize
-        if used and used + size > MOST:
-            parts.append({})
-            used = 0
-        parts[-1][name] = kind
-        used += size
-    weight_map, total, done = dict[str, str](), 0, 0
-    for number, part in enumerate(parts, 1):
-        file = path / (
-            "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        )
+    every = [(name, dtype or tensor.dtype, tensor) for name, tensor in model.tensors.items()]
+    runs = grouped([torch.Size(tensor.shape).numel() * kind.itemsize for _, kind, tensor in every], MOST)
+    written, total, done = dict[str, list[str]](), 0, 0
+    for filename, run in zip(file_names(len(runs)), runs, strict=True):
         held = dict[str, torch.Tensor]()
-        for name, kind in part.items():
-            held[name] = cast(name, model.tensors[name].read(), kind).contiguous()
+        for name, kind, tensor in (every[place] for place in run):
+            held[name] = cast(name, tensor.read(), kind).contiguous()
             done += 1
-            on_tensor(done, len(model.tensors))
-        save_file(held, file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file.name)
+            on_tensor(done, len(every))
+        save_file(held, path / filename, metadata={"format": "pt"})
+        written[filename] = [*held]
         total += sum(each.nbytes for each in held.values())
-    if len(parts) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    write_index(path, written, total)
     let_read(path)
     check_folder(path)
 

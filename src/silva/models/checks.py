@@ -71,8 +71,9 @@ def _disagreement(loaded: LoadedModel) -> str | None:
             f"gives NaN or infinity for {tokens.numel()} random tokens although its weights are finite; "
             f"expected numbers: {loaded.dtype} may be too narrow, take another model.dtype"
         )
-    if gap := apart(_packed(loaded, tokens), own):
-        alone = loaded.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+    run = loaded.division.run
+    if gap := apart(run(lambda: _packed(loaded, tokens)), own):
+        alone = run(lambda: loaded.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state)
         if gap_alone := apart(alone, own):
             return (
                 f"gives other states with Silva's attention than with its own {gap_alone}: Silva takes "
@@ -82,7 +83,7 @@ def _disagreement(loaded: LoadedModel) -> str | None:
             f"gives other states to a sequence with another one beside it {gap}: Silva takes models whose "
             "tokens see each other through attention alone"
         )
-    if gap := apart(logits_of(loaded.model, own), logits):
+    if gap := apart(run(lambda: logits_of(loaded.model, own)), logits):
         return (
             f"gives other logits than its head on its last states {gap}: Silva knows logits_scaling, "
             "logit_scale and final_logit_softcapping, and nothing else behind a head"

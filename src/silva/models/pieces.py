@@ -66,6 +66,11 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on every rank that has a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def divided_like(tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """`part` as this rank's part of a tensor that is divided as `tensor` is."""
     if not isinstance(tensor, DTensor):
@@ -106,7 +111,7 @@ def _file(path: Path, name: str, rank: int) -> Path:
 
 
 def written(path: Path, name: str) -> list[Path]:
-    """The files that ranks have written into the folder `path` under one name, that of the first one first."""
+    """The files that ranks have written into the folder `path` under one name, the first rank's first."""
     return [_file(path, name, 0), *sorted(path.glob(f"{name}.*.safetensors"))]
 
 

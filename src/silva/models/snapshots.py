@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -77,31 +78,37 @@ def save_adapter(loaded: LoadedModel, path: Path) -> None:
 
 def base_of(loaded: LoadedModel) -> Mapping[str, str]:
     """What must be equal wherever the parameters that training changes are used, by names for people."""
-    model = loaded.model
-    if model not in _BASES:
-        architecture = {
-            name: value
-            for name, value in model.config.to_dict().items()
-            if not name.startswith("_") and name not in ("transformers_version", "torch_dtype", "dtype")
-        }
-        adapters = {
-            f"{name.removesuffix('.weight').rpartition('.')[2]}: rank {layer.r['default']}, scaled by "
-            f"{layer.scaling['default']:g}"
-            for name, _, layer in adapted(model)
-        }
-        digest = hashlib.sha256()
-        for name, parameter in model.named_parameters():
-            if not parameter.requires_grad:
-                digest.update(name.encode())
-                digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
-        _BASES[model] = {
-            "version of Silva": __version__,
-            "architecture": json.dumps(architecture, sort_keys=True, default=str),
-            "dtype": str(loaded.dtype).removeprefix("torch."),
-            "adapters (model.lora)": "; ".join(sorted(adapters)) or "none",
-            "digest of what is not trained": digest.hexdigest(),
-        }
-    return _BASES[model]
+    if loaded.model not in _BASES:
+        named = sorted(loaded.model.named_parameters())
+        frozen = ((name, each.detach()) for name, each in named if not each.requires_grad)
+        _BASES[loaded.model] = base_with(loaded, frozen)
+    return _BASES[loaded.model]
+
+
+def base_with(loaded: LoadedModel, frozen: Iterable[tuple[str, torch.Tensor]]) -> Mapping[str, str]:
+    """The same of a model without numbers, with what training does not change, in the order of names."""
+    architecture = {
+        name: value
+        for name, value in loaded.model.config.to_dict().items()
+        if not name.startswith("_") and name not in ("transformers_version", "torch_dtype", "dtype")
+    }
+    adapters = {
+        f"{name.removesuffix('.weight').rpartition('.')[2]}: rank {layer.r['default']}, scaled by "
+        f"{layer.scaling['default']:g}"
+        for name, _, layer in adapted(loaded.model)
+    }
+    digest = hashlib.sha256()
+    for name, tensor in frozen:
+        digest.update(name.encode())
+        numbers: Any = tensor.cpu().contiguous().view(torch.uint8).numpy()
+        digest.update(numbers)
+    return {
+        "version of Silva": __version__,
+        "architecture": json.dumps(architecture, sort_keys=True, default=str),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "adapters (model.lora)": "; ".join(sorted(adapters)) or "none",
+        "digest of what is not trained": digest.hexdigest(),
+    }
 
 
 _BASES: WeakKeyDictionary[torch.nn.Module, Mapping[str, str]] = WeakKeyDictionary()

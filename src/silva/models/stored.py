@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,7 @@ from transformers.core_model_loading import (
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from silva.models.pieces import Box, Pieces
-
-ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
+from silva.models.weight_files import INDEX, file_names
 
 
 class _Made(NamedTuple):
@@ -48,10 +47,11 @@ def files_of(source: str, options: Mapping[str, Any]) -> list[Path]:
         OSError: there are none.
     """
     known = {name: value for name, value in options.items() if name != "trust_remote_code"}
-    if one := cached_file(source, ONE, _raise_exceptions_for_missing_entries=False, **known):
+    (only,) = file_names(1)
+    if one := cached_file(source, only, _raise_exceptions_for_missing_entries=False, **known):
         return [Path(one)]
     if not (index := cached_file(source, INDEX, _raise_exceptions_for_missing_entries=False, **known)):
-        raise OSError(f"{source} has no {ONE} and no {INDEX}")
+        raise OSError(f"{source} has no {only} and no {INDEX}")
     return [Path(each) for each in get_checkpoint_shard_files(source, index, **known)[0]]
 
 
@@ -86,8 +86,13 @@ class StoredWeights:
             None, config=config, dtype=dtype, state_dict=dict(self._tensors), device_map={"": "meta"}, **taken
         )
         model.config.name_or_path = self._source
-        with suppress(OSError):  # else it is made from config.json
+        try:
             model.generation_config = GenerationConfig.from_pretrained(self._source, **self._options)
+        except OSError:
+            inside: Any = {"config_file_name": "config.json", "_from_model_config": True}
+            model.generation_config = GenerationConfig.from_pretrained(
+                self._source, **inside, **self._options
+            )
         self._arrange(model)
         self._tie(model)
         self._fill_buffers(model, dtype)

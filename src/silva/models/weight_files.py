@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
-_TEXTS = ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json")
+MOST = 5_000_000_000  # bytes of a file, as transformers writes them
+INDEX = "model.safetensors.index.json"
+_TEXTS = ("config.json", INDEX, "tokenizer.json", "tokenizer_config.json")
 
 
 def let_read(folder: Path) -> None:
@@ -24,6 +26,37 @@ def let_read(folder: Path) -> None:
     new.unlink()
     for file in folder.glob("*.safetensors"):
         file.chmod(mode)
+
+
+def grouped(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Places of things of these sizes in runs, for a file each: of at most `most` bytes, or of one thing."""
+    runs, used = list[list[int]](), 0
+    for place, size in enumerate(sizes):
+        if not runs or (used and used + size > most):
+            runs.append([])
+            used = 0
+        runs[-1].append(place)
+        used += size
+    return runs
+
+
+def file_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def write_index(folder: Path, names: Mapping[str, Sequence[str]], total: int) -> None:
+    """Which of several files holds what; one alone needs none.
+
+    Args:
+        names: of its tensors, for each file.
+        total: bytes.
+    """
+    if len(names) > 1:
+        held = {name: file for file, of_file in names.items() for name in of_file}
+        text = json.dumps({"metadata": {"total_size": total}, "weight_map": held}, indent=2)
+        (folder / INDEX).write_text(text + "\n")
 
 
 def damage(folder: Path) -> str:

@@ -12,18 +12,22 @@ from silva.trainer.optimizer import learning_bytes
 from silva.trainer.settings import LocalTrainerSettings
 
 
-def refuse_too_large(loaded: LoadedModel) -> None:
+def refuse_too_large(loaded: LoadedModel, parts: int = 1) -> None:
     """Raise CapabilityError if what is there from the first update on does not fit into the CPU's memory.
 
     Linux would end the process without a word.
+
+    Args:
+        parts: that the model will be divided into, of which one must fit.
     """
     if loaded.device.type != "cpu":  # elsewhere torch says that memory ran out
         return
     parameters = list(loaded.model.parameters())
     needed = sum(p.nbytes for p in parameters) + learning_bytes(parameters)
-    if why := too_large(needed):
+    if why := too_large(needed / parts):
+        each = f" on each of {parts} ranks" if parts > 1 else ""
         raise CapabilityError(
-            f"model {loaded.name}: to train it, its weights, gradients and moments alone take {why}; "
+            f"model {loaded.name}: to train it, its weights, gradients and moments alone take{each} {why}; "
             "take [model.lora] or a smaller model"
         )
 

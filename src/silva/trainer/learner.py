@@ -22,13 +22,12 @@ from silva.algorithms import objective
 from silva.errors import CapabilityError, NonFiniteError
 from silva.models.loading import LoadedModel, copied
 from silva.models.routing import Routing
-from silva.models.snapshots import save_parameters
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point, derive
 from silva.trainer import combinations
 from silva.trainer.critic import Critic
 from silva.trainer.explained_errors import explained_memory, refuse_too_large
-from silva.trainer.export import export_model
+from silva.trainer.export import export_model, save_adapters, save_trained
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.parallel import Mesh
@@ -85,7 +84,7 @@ class Learner:
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
             )
-        refuse_too_large(loaded)
+        refuse_too_large(loaded, self.mesh.parts)
         beside = {combinations.CRITIC: critic, combinations.REPLAY: settings.replay_routing}
         self.mesh.refuse(name for name, holds in beside.items() if holds)
         self._routing = Routing(loaded.model) if settings.replay_routing else None
@@ -371,17 +370,15 @@ class Learner:
 
     def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
-        self.write_whole(export_model, path)
+        export_model(self.loaded, path, self.mesh)
 
     def save_parameters(self, path: Path) -> None:
         """Write the parameters that training changes into the new folder `path`, for an engine to load."""
-        self.write_whole(save_parameters, path)
+        save_trained(self.loaded, path, self.mesh)
 
-    def write_whole(self, write: Callable[[LoadedModel, Path], None], path: Path) -> None:
-        whole = self.mesh.whole(self.loaded)
-        with self.mesh.agreed():
-            if whole:
-                write(whole, path)
+    def save_adapter(self, path: Path) -> None:
+        """Write LoRA's adapters into the new folder `path`, as PEFT stores them."""
+        save_adapters(self.loaded, path, self.mesh)
 
     def _drop_gradients(self) -> None:
         self.stepper.drop_gradients()

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,9 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from silva.errors import RecordError
+from silva.models.pieces import Box
 from silva.ports import derive
 from silva.trainer.parallel import Mesh
 from silva.types import OptimParams
+
+DRAWN = 1 << 22
+"""Numbers at once."""
 
 
 def check_params(*given: OptimParams | None) -> None:
@@ -189,18 +194,39 @@ def _master(name: str, parameter: nn.Parameter) -> nn.Parameter:
 
 
 @torch.no_grad()
-def anywhere_within(name: str, parameter: nn.Parameter) -> torch.Tensor:
+def anywhere_within(
+    name: str, parameter: torch.Tensor, box: Box | None = None, of: Sequence[int] = ()
+) -> torch.Tensor:
     """Numbers of float32, drawn around each weight of a parameter of 16 bits, that round to the weight.
 
     They lie within half the distance to the next number towards zero, on both sides; a zero stays zero.
+    On the CPU a part of a parameter has the numbers that it has in the whole.
+
+    Args:
+        box: where `parameter` lies in the whole one; None: it is the whole one.
+        of: the shape of that.
     """
     weight, wide = parameter.detach(), torch.float32
     exact = weight.to(wide)
     towards_zero = (weight.view(torch.int16) - 1).view(weight.dtype)  # NaN for zero
     drawn = torch.Generator(weight.device).manual_seed(derive(0, "master", name))
-    part = torch.rand(weight.shape, generator=drawn, dtype=wide, device=weight.device) - 0.5
+    part = _drawn(box or Box((0,) * weight.dim(), tuple(weight.shape)), of or weight.shape, drawn) - 0.5
     moved = exact + part * (exact - towards_zero)
     return torch.where(moved.to(weight.dtype) == weight, moved, exact)
+
+
+def _drawn(box: Box, of: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """A part of what `torch.rand` gives for a whole tensor on the CPU, which is never there."""
+    kind: Any = {"dtype": torch.float32, "device": generator.device}
+    if box.shape == tuple(of):
+        return torch.rand(box.shape, generator=generator, **kind)
+    rows, found = max(1, DRAWN // math.prod(of[1:])), torch.empty(box.shape, **kind)
+    for start in range(0, box.offset[0] + box.shape[0] if box.size else 0, rows):
+        block = Box((start, *(0 for _ in of[1:])), (min(rows, of[0] - start), *of[1:]))
+        drawn = torch.rand(block.shape, generator=generator, **kind)
+        if (shared := block.shared(box)).size:
+            found[shared.within(box)] = drawn[shared.within(block)]
+    return found
 
 
 def learning_bytes(parameters: Iterable[nn.Parameter]) -> int:

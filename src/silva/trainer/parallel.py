@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
 from silva.errors import SilvaError, error_named
 from silva.models.loading import LoadedModel
@@ -25,9 +26,10 @@ class Mesh:
     `siblings`: ranks that have the same rows, of whose tokens each takes a share; they follow each other.
     `stages`: of the layers of a model, each of which as many ranks have; the ranks of the first stage come
     first, and the losses are found on the last one.
+    `parts`: of ranks, which one copy of a model is divided into.
     """
 
-    rank, size, siblings, stages = 0, 1, 1, 1
+    rank, size, siblings, stages, parts = 0, 1, 1, 1, 1
 
     @property
     def of_stage(self) -> int:
@@ -75,12 +77,24 @@ class Mesh:
         """Raise CapabilityError for what cannot be divided in this way, of combinations.BESIDE."""
 
     def divide(self, loaded: LoadedModel) -> LoadedModel:
-        """Leave each rank its part of the model's parameters, in place, when nothing refers to them yet."""
+        """Leave each rank its part of the model's parameters, in place, when nothing refers to them yet.
+
+        Parameters on the device "meta" are read from the model's files, each rank its part, and the model is
+        checked as if it were loaded.
+
+        Raises:
+            ModelError: a weight is not finite, or Silva would run the model differently from transformers.
+            CheckpointError: a file has become unreadable.
+        """
         return loaded
 
-    def whole(self, loaded: LoadedModel) -> LoadedModel | None:
-        """The model as it was before it was divided, with the weights of now; on the first rank alone."""
-        return loaded if self.rank == 0 else None
+    def outline(self, loaded: LoadedModel) -> PreTrainedModel:
+        """A divided model as it was before, with its parameters on the device "meta"."""
+        raise NotImplementedError
+
+    def bring(self, loaded: LoadedModel, name: str, to: int) -> torch.Tensor | None:
+        """A parameter of a divided model, whole and in the memory of the CPU, for one rank alone."""
+        raise NotImplementedError
 
     @contextmanager
     def agreed(self) -> Iterator[None]:

@@ -135,7 +135,8 @@ def _check(model: PreTrainedModel, decoder: Any, stages: int) -> None:
         got = f"got {stages} stages for {len(decoder.layers)} layers"
         raise CapabilityError(f"{key}: {got}, expected at most as many")
     embeddings: Any = model.get_input_embeddings()
-    x = torch.linspace(-1, 1, 2 * embeddings.weight.shape[1], device=model.device, dtype=model.dtype)
+    device = "cpu" if model.device.type == "meta" else model.device  # its buffers have numbers
+    x = torch.linspace(-1, 1, 2 * embeddings.weight.shape[1], device=device, dtype=model.dtype)
     x = x.view(1, 2, -1)
     nothing = _only(decoder, embeddings, ())
     found = nothing(inputs_embeds=x, position_ids=torch.arange(2, device=x.device)[None], use_cache=False)

@@ -1,7 +1,7 @@
 """Ranks that are processes of torch.distributed: who they are, how they agree, and what each has of a model.
 
-    model ──divide──> layer by layer a part of every parameter on each rank (FSDP2), gradients summed
-          <─whole───  one parameter after another, on the first rank
+    files of a model ──divide──> a part of every parameter on each rank (FSDP2), gradients summed
+                       <─bring── one whole parameter, on the rank that asks for it
 
 Every pass of a chunk through the model (`LoadedModel.run`) gathers the weights and drops them again, layer by
 layer, and its backward pass adds the gradients of all ranks up. So all ranks make the same number of passes,
@@ -15,7 +15,7 @@ import dataclasses
 import datetime
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,19 +24,23 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     MixedPrecisionPolicy,
+    OffloadPolicy,
     fully_shard,
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from silva.models.division import WHOLE
-from silva.models.loading import LoadedModel
-from silva.models.pieces import local
+from silva.models.checks import check_model
+from silva.models.division import Division
+from silva.models.loading import LoadedModel, no_warnings
+from silva.models.pieces import local, whole_of
 from silva.models.ulysses import check_heads
 from silva.trainer import combinations
 from silva.trainer.expert_parallel import ExpertParallel, check_experts, exchanged
+from silva.trainer.filling import fill
 from silva.trainer.optimizer import anywhere_within
 from silva.trainer.parallel import Mesh
 from silva.trainer.pipeline import Pipeline, cut
@@ -77,6 +81,9 @@ class Ranks(Mesh):
         self.refuse(())
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         shape = parallel.shape(self.size)
+        self.parts = self.size // shape["copies"]
+        # Pinned memory is for what copies to a GPU.
+        self._offload = CPUOffloadPolicy(pin_memory=device == "cuda") if parallel.offload else OffloadPolicy()
         names = [name for name, size in shape.items() if size > 1 or name == "parts"]
         mesh = init_device_mesh(device, [shape[name] for name in names], mesh_dim_names=names)
         self._fsdp = mesh["copies", "parts"] if "copies" in names else mesh["parts"]
@@ -95,6 +102,7 @@ class Ranks(Mesh):
         if parallel.ep > 1:
             self._experts = ExpertParallel(device, (shape["copies"], shape["parts"], parallel.ep))
         self._plain: WeakKeyDictionary[nn.Module, PreTrainedModel] = WeakKeyDictionary()
+        self._holders: WeakKeyDictionary[nn.Module, Mapping[str, Sequence[int]]] = WeakKeyDictionary()
 
     def _group(self, among: Sequence[Sequence[int]]) -> dist.ProcessGroup:
         """Of this rank, where `among` the ranks of a share there are these groups."""
@@ -164,11 +172,14 @@ class Ranks(Mesh):
         stages = cut(model, self._pp.get_local_rank(), self.stages, interleaved) if self._pp else []
         ends = [module for stage in stages for module in stage.ends if tied]
         layers = [layer for stage in stages for layer in stage.layers] or [*model.get_decoder().layers]
+        masters = set[str]()  # see Stepper
         parts: list[Any] = [*ends, *layers, *(stages or [model])]
         for part in parts:
             for parameter in part.parameters():
                 if narrow and parameter.requires_grad and parameter.dtype == loaded.dtype:
-                    parameter.data = anywhere_within(names[parameter], parameter)  # a master, see Stepper
+                    masters.add(name := names[parameter])
+                    wide = parameter.detach().float()
+                    parameter.data = wide if wide.is_meta else anywhere_within(name, parameter)
             if self._tp:
                 divide_tensors(part, self._tp, chosen)
             if part is model and tied:
@@ -184,6 +195,7 @@ class Ranks(Mesh):
                 mesh=self._ends if part in ends else self._fsdp,
                 mp_policy=policy,
                 reshard_after_forward=not stages,
+                offload_policy=self._offload,
                 shard_placement_fn=placed,
             )
             # The weights of the losses hold the normaliser of the whole update: no mean over ranks.
@@ -192,42 +204,54 @@ class Ranks(Mesh):
         if self._pp:
             for head in ends:  # under the name that the parameter has in the whole model
                 embeddings.weight = head.weight
-            pipeline = Pipeline(stages, self._pp.get_group(), interleaved)
-            return dataclasses.replace(loaded, division=pipeline)
-        model.set_reduce_scatter_unused_params(True)
-        setattr(model, PASS, _now)
-        register_fsdp_forward_method(model, PASS)
-        return dataclasses.replace(loaded, division=Divided(model, self._context, ulysses))
+            self._holders[model] = self._holding(model)
+            division: Division = Pipeline(stages, self._pp.get_group(), interleaved)
+        else:
+            model.set_reduce_scatter_unused_params(True)
+            setattr(model, PASS, _now)
+            register_fsdp_forward_method(model, PASS)
+            division = Divided(model, self._context, ulysses)
+        divided = dataclasses.replace(loaded, division=division, stored=None)
+        if loaded.stored:
+            self._fill(loaded, masters, divided)
+        return divided
+
+    def _holding(self, model: nn.Module) -> Mapping[str, Sequence[int]]:
+        """The ranks that have a part of each parameter."""
+        found: dict[str, list[int]] = {}
+        names = tuple(name for name, _ in model.named_parameters())
+        for rank, of_rank in enumerate(self.gather(names, tuple[str, ...])):
+            for name in of_rank:
+                found.setdefault(name, []).append(rank)
+        return found
+
+    def _fill(self, loaded: LoadedModel, masters: Collection[str], divided: LoadedModel) -> None:
+        assert loaded.stored
+        with self.agreed():
+            fill(loaded, masters, "cpu" if self._parallel.offload else loaded.device)
+        if not (loaded.stored.checked or self._pp):  # a stage has no model to compare with
+            with no_warnings():
+                check_model(divided)
+            loaded.stored.checked = True
+
+    def outline(self, loaded: LoadedModel) -> PreTrainedModel:
+        return copy.deepcopy(self._plain[loaded.model])
 
     @torch.no_grad()
-    def whole(self, loaded: LoadedModel) -> LoadedModel | None:
-        plain, here = copy.deepcopy(self._plain[loaded.model]), dict(loaded.model.named_parameters())
-        first: dict[str, int] = {}  # the rank that has a parameter, in parts of its stage
-        for rank, names in enumerate(self.gather(tuple(here), tuple[str, ...])):
-            first = {**dict.fromkeys(names, rank), **first}
-        for name, parameter in [*plain.named_parameters()]:
-            mine = here.get(name)
-            full = mine.full_tensor() if isinstance(mine, DTensor) else mine
-            found = self._brought(full, parameter, first[name])
-            if found is not None:
-                owner, _, own = name.rpartition(".")
-                filled = nn.Parameter(found, parameter.requires_grad)
-                plain.get_submodule(owner).register_parameter(own, filled)
-        if self.rank != 0:
-            return None
-        plain.tie_weights()
-        cpu = torch.device("cpu")
-        return dataclasses.replace(loaded, model=plain.to(cpu), device=cpu, division=WHOLE)
-
-    def _brought(self, full: torch.Tensor | None, like: torch.Tensor, rank: int) -> torch.Tensor | None:
-        """What `rank` has, on the first one, of the type of `like`."""
-        found = full.to("cpu", like.dtype) if full is not None and self.rank in (0, rank) else None
-        if rank and self.rank == rank and found is not None:
-            dist.send(found.contiguous(), 0)
-        elif rank and self.rank == 0:
+    def bring(self, loaded: LoadedModel, name: str, to: int) -> torch.Tensor | None:
+        like = self._plain[loaded.model].get_parameter(name)
+        holders = self._holders.get(loaded.model, {}).get(name, range(self.size))
+        found = None
+        if self.rank in holders:
+            full = whole_of(loaded.model.get_parameter(name))
+            if self.rank in (to, holders[0]):
+                found = full.to("cpu", like.dtype)
+        if to not in holders and found is not None:
+            dist.send(found.contiguous(), to)
+        elif to not in holders and self.rank == to:
             found = torch.empty(like.shape, dtype=like.dtype)
-            dist.recv(found, rank)
-        return found if self.rank == 0 else None
+            dist.recv(found, holders[0])
+        return found if self.rank == to else None
 
 
 class Divided:

@@ -74,7 +74,11 @@ def load_reference(context: Assembly, algorithm: Algorithm) -> LoadedModel | boo
     policy = context.model
     with errors_about("algorithm.reference"):
         reference = context.compute.run(
-            load_model, algorithm.reference, seed=context.config.seed, device=policy.device.type
+            load_model,
+            algorithm.reference,
+            seed=context.config.seed,
+            device=policy.device.type,
+            stored=context.stored,
         )
     if reference.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise CapabilityError(

@@ -39,6 +39,8 @@ class Parallel(Section):
     """Stages of consecutive layers, through which micro-batches follow one another (pipeline parallel)."""
     pp_schedule: Literal["1f1b", "interleaved_1f1b"] = "1f1b"
     """In which order; interleaved, a rank has two runs of layers and waits less."""
+    offload: bool = False
+    """Keep weights, gradients and moments in the memory of the CPU, and step there (FSDP2's CPU offload)."""
 
     @field_validator("dp_shard")
     @classmethod

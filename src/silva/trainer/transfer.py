@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from silva.errors import CapabilityError
-from silva.models.snapshots import save_adapter, weight_folder
+from silva.models.snapshots import weight_folder
 from silva.ports import FILES
 from silva.protocols import Publishes
 from silva.scratch import MEMORY, private_folder
@@ -94,6 +94,7 @@ class WeightFolders:
         with disk_faults(f"cannot write version {learner.version} in {self.folder}", self.advice):
             path = self.folder / f"version_{learner.version}"
             temporary, first = path.with_name(f".{path.name}.tmp"), learner.mesh.rank == 0
+            learner.mesh.gather(True)  # each has removed what an earlier run left
             if first:
                 FILES.remove_tree(temporary)
             self._write(learner, temporary)
@@ -107,10 +108,8 @@ class WeightFolders:
         """They are files of the run."""
 
     def _write(self, learner: Learner, path: Path) -> None:
-        if self.kind == "adapter":
-            learner.write_whole(save_adapter, path)
-        else:
-            (learner.export if self.kind == "folder" else learner.save_parameters)(path)
+        ways = {"adapter": learner.save_adapter, "folder": learner.export}
+        ways.get(self.kind, learner.save_parameters)(path)
 
     def _renamed(self, temporary: Path, path: Path, version: int) -> Snapshot:
         folder = weight_folder(temporary)
