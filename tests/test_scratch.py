@@ -72,6 +72,28 @@ def test_what_a_killed_process_leaves_is_gone_soon(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_a_signal_to_all_processes_as_clusters_send_it_leaves_nothing(tmp_path: Path) -> None:
+    process, made = holder(tmp_path)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        for pid in [*children, process.pid]:
+            os.kill(int(pid), number)
+    process.communicate()
+    until = time.monotonic() + 10
+    while made.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert children and list(tmp_path.iterdir()) == []
+
+
+def test_what_was_left_in_shared_memory_is_removed_by_the_next_trainer(tmp_path: Path) -> None:
+    left = tmp_path / "silva-weights-x3k1v9qa"
+    (left / "version_1").mkdir(parents=True)
+    with scratch.private_folder("weights", parent=tmp_path) as folder:
+        assert [*tmp_path.iterdir()] == [folder]
+    assert not folder.exists()
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Temporary files lie in a folder with a long name."""

@@ -19,7 +19,7 @@ from silva.commands.supervise import OwnRun, parts_of
 from silva.config.load import Resolved, load
 from silva.config.sections import Lora
 from silva.engines.remote.engine import HttpEngine
-from silva.errors import ConfigError
+from silva.errors import CapabilityError, ConfigError
 from silva.placement.here import Here
 from silva.placement.processes import Processes
 from silva.placement.settings import ADDRESSES, LocalPlacementSettings, ServicesPlacementSettings
@@ -29,6 +29,7 @@ from silva.signals import STOP_PART
 from silva.storage import replaced
 from silva.storage.layout import Layout
 from silva.wire.listening import Bind
+from silva.wire.transport import Peer
 
 TRAINER, INFERENCE = "unix:/run/trainer.sock", ("http://127.0.0.1:8000", "unix:/run/i.sock")
 CONTEXT: Any = None  # what builds nothing asks nothing of it
@@ -38,12 +39,11 @@ def settings(**given: Any) -> ServicesPlacementSettings:
     return ServicesPlacementSettings(device="cpu", threads=1, **given)
 
 
+VALUES = {"model": {"type": "tiny"}, "environments": [{"type": "bandit"}]}
+
+
 def resolved(*argv: str, **placement: Any) -> Resolved:
-    values = {
-        "model": {"type": "tiny"},
-        "environments": [{"type": "bandit"}],
-        "placement": {"type": "services", **placement},
-    }
+    values = {**VALUES, "placement": {"type": "services", **placement}}
     return load(argv, REGISTRIES, values=values, env={})
 
 
@@ -106,6 +106,26 @@ def test_the_trainer_is_asked_for_what_the_engine_loads(
     assert trainer.capabilities.publishes == publishes and trainer._patience == 7.0
     assert "environments" not in asked.config and asked.config["model"]["type"] == "tiny"
     assert not host.trainer()._asked.recipe
+
+
+@pytest.mark.parametrize("kind", ["services", "ray"])
+def test_a_trainer_that_sends_weights_is_told_where_to(kind: str, tmp_path: Path) -> None:
+    config = resolved().config
+    placed = load([], REGISTRIES, values={**VALUES, "placement": {"type": kind}}, env={}).config.placement
+    trainer = config.trainer.model_copy(update={"transfer": "nccl"})
+    engine = SimpleNamespace(capabilities=EngineCapabilities(context=64, loads=frozenset({"folder", "sent"})))
+    context: Any = SimpleNamespace(
+        config=config.model_copy(update={"trainer": trainer, "placement": placed}), engine=engine, say=print,
+        run_layout=Layout(tmp_path),
+    )  # fmt: skip
+    peers = [Peer(each, name="inference") for each in INFERENCE]
+    host: Any = Processes(settings(), context, Peer(TRAINER, name="trainer"), peers)
+    if kind == "ray":
+        with pytest.raises(CapabilityError, match=r'placement\.type = "ray" has no addresses of servers'):
+            host.trainer()
+        return
+    asked = host.trainer()._asked
+    assert (asked.publishes, asked.servers) == ("sent", INFERENCE)
 
 
 def test_what_the_trainer_is_told_makes_the_same_configuration_there() -> None:

@@ -15,14 +15,18 @@ from tests import moe
 from tests.trainer.updates import train
 from tests.trainer.vllm_double import GlooGroup, Gone, Vllm, serving
 
+from silva.commands.serve import Builder
+from silva.config.load import load
 from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, EngineError, PartLost
 from silva.models.loading import LoadedModel, load_model
+from silva.registries import REGISTRIES
 from silva.trainer import broadcast
 from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.nccl import Nccl
+from silva.trainer.remote import Open
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Sample
 from silva.wire.transport import Peer
@@ -170,6 +174,28 @@ def test_a_server_that_is_lost_on_the_way_sends_the_run_to_its_checkpoint(ends: 
     server.update_weights = lost  # type: ignore[method-assign]
     with pytest.raises(PartLost, match="while weights were sent to it"):
         asyncio.run(ends(tiny(), server).publish())
+
+
+def test_a_trainer_in_a_process_of_its_own_sends_to_the_servers_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Broadcast.__init__.__kwdefaults__, "make", GlooGroup)
+    monkeypatch.setenv("SILVA_API_KEY", "k3y")
+    values = {
+        "output_dir": str(tmp_path), "name": "run", "model": {"type": "tiny"}, "engine": {"type": "vllm"},
+        "trainer": {"transfer": "nccl"}, "environments": [{"type": "bandit"}],
+        "placement": {"type": "services", "device": "cpu", "threads": 1},
+    }  # fmt: skip
+    config, server = load([], REGISTRIES, values=values, env={}).config, Vllm()
+    with ExitStack() as stack:
+        address = stack.enter_context(serving(server))
+        data = config.model_dump(mode="json")
+        asked = Open(data, False, str(tmp_path / "run"), publishes="sent", servers=(address,))
+        trainer = asyncio.run(Builder(config, stack)(asked, print))
+        stack.callback(lambda: asyncio.run(trainer.close()))
+        snapshot = asyncio.run(trainer.publish())
+    assert server.version == snapshot.sent and server.keys == {"Bearer k3y"}
+    assert trainer.capabilities.publishes == "sent" and server.received[0]
 
 
 def test_nccl_needs_a_gpu() -> None:

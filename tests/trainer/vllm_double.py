@@ -87,12 +87,14 @@ class Vllm:
 
     Attributes:
         calls: paths so far, without what only tells.
+        keys: what stood in the header of authorization.
         received: of each worker, by name, what came last.
         fails: paths that are answered with an error.
     """
 
     def __init__(self, workers: int = 1) -> None:
         self.workers, self.calls, self.fails = workers, list[str](), dict[str, str]()
+        self.keys = set[str]()
         self.version, self.info, self.updating = "default", dict[str, Any](), False
         self.groups: list[Any] = []
         self.received: list[dict[str, torch.Tensor]] = [{} for _ in range(workers)]
@@ -196,6 +198,7 @@ def serving(vllm: Vllm) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
+            vllm.keys.add(self.headers.get("authorization", ""))
             try:
                 status, answer = 200, vllm.answer(self.path, body)
             except Gone:
