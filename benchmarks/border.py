@@ -193,7 +193,7 @@ def beside_a_server(case: Case, flags: Sequence[str], work: Path, rounds: int, t
         with loaded(config) as assembly:
             return asyncio.run(_measured(case, assembly, f"unix:{socket}", work, rounds))
     finally:
-        server.terminate()
+        server.kill()  # a part listens to no SIGTERM
         server.wait()
 
 
