@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from tests.forked_ranks import Starter, TestedRanks, starting
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from silva.config.sections import CriticSettings, Lora, PretrainedModel
-from silva.errors import CheckpointError, ModelError, SilvaError
+from silva.errors import CapabilityError, CheckpointError, ModelError, SilvaError
 from silva.models.adapters import plain_name
 from silva.models.loading import load_model
 from silva.models.pieces import Box, local, whole_of
@@ -232,6 +232,14 @@ def test_files_that_are_damaged_are_named(tmp_path: Path, damage: Callable[[Path
     damage(tmp_path / "m" / "model-00002-of-00002.safetensors")
     with pytest.raises(ModelError, match=words):
         load_model(PretrainedModel(name=str(tmp_path / "m")), seed=0, stored=True)
+
+
+def test_one_process_has_nothing_to_offload() -> None:
+    settings = LocalTrainerSettings(parallel=Parallel(offload=True))
+    with pytest.raises(
+        CapabilityError, match=r"trainer\.parallel\.offload = true: got a trainer of one process"
+    ):
+        settings.build(cast(Any, None))
 
 
 # --- ranks

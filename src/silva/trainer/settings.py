@@ -120,6 +120,9 @@ class LocalTrainerSettings(Section):
             raise CapabilityError(
                 f"trainer.ranks = {self.ranks}: got {size} in this trainer, expected as many"
             )
+        if self.parallel.offload and size == 1:
+            got = "got a trainer of one process, expected trainer.ranks above 1"
+            raise CapabilityError(f"trainer.parallel.offload = true: {got}")
         from silva.trainer.learner import Learner
         from silva.trainer.local import LocalTrainer
         from silva.trainer.reference import load_reference
