@@ -83,6 +83,16 @@ def test_each_rank_of_a_trainer_holds_its_part(type: str) -> None:
     assert {part.memory for part in ranks} == {one - 4 * PARAMETERS * 4 / 2}
 
 
+def test_a_gpu_does_not_hold_what_is_offloaded() -> None:
+    for device, models in (("cpu", 1), ("cuda", 0)):
+        ray: Any = {"type": "ray", "trainer_needs": {"GPU": 1}, "device": device}
+        found = [
+            by_name(planned(**ray, trainer={"ranks": 2, "parallel": {"offload": offload}}))["trainer"].memory
+            for offload in (False, True)
+        ]
+        assert found[0] - found[1] == (1 - models) * 4 * PARAMETERS * 4 / 2
+
+
 def test_the_plan_says_how_ranks_divide_the_model() -> None:
     divided = {"ranks": 8, "parallel": {"dp_replicate": 2, "pp": 2}}
     found = planned(type="services", trainer=divided)

@@ -15,6 +15,7 @@ from silva.config.sections import Optimizer
 from silva.errors import CapabilityError, NonFiniteError, OutOfMemory
 from silva.models import memory
 from silva.trainer import learner
+from silva.trainer.explained_errors import refuse_too_large
 
 
 def test_nonfinite_updates_are_skipped_then_refused(tiny: Make, make_samples: Rows) -> None:
@@ -103,3 +104,7 @@ def test_a_model_that_cannot_be_trained_in_the_memory_here_is_refused(
     monkeypatch.setattr(memory, "memory_limit", lambda: needed - 1)
     with pytest.raises(CapabilityError, match=f"alone take {needed / 1024:.3g} KiB, and there are .* here"):
         make_trainer(loaded)
+    refuse_too_large(loaded, parts=2)
+    monkeypatch.setattr(memory, "memory_limit", lambda: needed // 2 - 1)
+    with pytest.raises(CapabilityError, match=f"on each of 2 ranks {needed / 2048:.3g} KiB, and there are"):
+        refuse_too_large(loaded, parts=2)

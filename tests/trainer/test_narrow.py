@@ -14,6 +14,8 @@ from tests.trainer.updates import REINFORCE, Make, Rows, make_trainer
 
 from silva.config.sections import CriticSettings
 from silva.models.loading import LoadedModel
+from silva.models.pieces import Box
+from silva.trainer import optimizer
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
@@ -69,6 +71,26 @@ def test_its_gradient_does_not_depend_on_the_cut(
         found.append(torch.cat([gradient.flatten() for gradient in gradients]))
     for other in found[1:]:
         assert float((other - found[0]).norm() / found[0].norm()) < apart
+
+
+@pytest.mark.parametrize("most", [7, 30, 1 << 22])
+@pytest.mark.parametrize(
+    "box",
+    [
+        Box((0, 0, 0), (5, 4, 3)),
+        Box((3, 0, 0), (2, 4, 3)),
+        Box((1, 2, 0), (3, 1, 3)),
+        Box((5, 0, 0), (0, 4, 3)),
+    ],
+    ids=["all", "end", "middle", "none"],
+)
+def test_a_part_has_the_masters_of_the_whole(box: Box, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer, "DRAWN", most)
+    weight = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
+    expected = optimizer.anywhere_within("w", weight)
+    assert torch.equal(expected.bfloat16(), weight) and not torch.equal(expected, weight.float())
+    at = box.within(Box((0, 0, 0), (5, 4, 3)))
+    assert torch.equal(optimizer.anywhere_within("w", weight[at], box, weight.shape), expected[at])
 
 
 def test_adapters_are_float32_and_the_rest_is_not(tiny: Make) -> None:

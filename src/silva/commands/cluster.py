@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -126,7 +127,9 @@ def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]
     placement = config.placement
     own = process_bytes()
     ranks = config.ranks
-    shards = max(1, ranks // config.trainer.parallel.dp_replicate)
+    shards: float = max(1, ranks // config.trainer.parallel.dp_replicate)
+    if config.trainer.parallel.offload and not _on_cpu(config, getattr(placement, "trainer_needs", {})):
+        shards = math.inf  # of the GPU: they are in the memory of the CPU
     trained = model and training_bytes(config, model, _micro_batch(config), shards)
     if trained and model and (parallel := config.trainer.parallel).pp > 1 and shards > parallel.pp:
         trained += _kept_by_stage(model) / parallel.pp

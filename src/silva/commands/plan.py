@@ -253,7 +253,7 @@ def process_bytes() -> float:
     return PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
 
 
-def training_bytes(config: RunConfig, model: PreTrainedModel, micro_batch: float, shards: int = 1) -> float:
+def training_bytes(config: RunConfig, model: PreTrainedModel, micro_batch: float, shards: float = 1) -> float:
     """Weights, what learning takes, models beside the policy, and activations of `micro_batch` tokens.
 
     Args:

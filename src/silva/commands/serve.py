@@ -21,7 +21,7 @@ from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
-from silva.models.loading import name_of, resolve
+from silva.models.loading import below, name_of, resolve
 from silva.models.snapshots import weight_folder
 from silva.models.sources import find, pinned, run_of
 from silva.monitoring.printable import put
@@ -29,6 +29,7 @@ from silva.placement.carrier import die_with_parent
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
+from silva.trainer.parallel import Mesh
 from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
 from silva.trainer.transfer import transfer_of
@@ -295,6 +296,7 @@ class Builder:
         process.forget()  # the model of the session before
         config = config.model_copy(update={"placement": self._placement})
         mesh = mesh_of(config.trainer.parallel, self.device)
+        _bring(config, mesh)
         assembly = Assembly(config, say=say, compute=self._compute, stored=mesh.size > 1)
         folder = Layout(Path(asked.folder)).broadcast
         own = self._placement
@@ -304,6 +306,14 @@ class Builder:
         algorithm = config.algorithm if asked.recipe else None
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)
         return trainer
+
+
+def _bring(config: RunConfig, mesh: Mesh) -> None:
+    """One rank of each machine converts a GGUF file before all read what it comes to."""
+    with mesh.agreed():
+        plain = below(config.model)
+        if isinstance(plain, PretrainedModel) and int(os.environ.get("LOCAL_RANK", mesh.rank)) == 0:
+            resolve(plain.name)
 
 
 def _served(app: Any, bind: Any, what: str) -> int:
