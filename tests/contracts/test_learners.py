@@ -473,11 +473,12 @@ def starter() -> Iterator[Starter]:
         (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores"),
         (4, {"pp": 2}, "15-False or scores or saved or weights_are_those"),
         (4, {"pp": 2, "tp": 2}, "15-False or weights_are_those"),
+        (4, {"pp": 2, "dp_replicate": 2, "offload": True}, "15-False or saved"),
         (2, {"offload": True}, SOME),
     ],
     ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2",
          "ulysses2", "dp2ulysses2", "ep2", "dp4ep2", "hsdp2x2ep2", "dp2ulysses2ep4",
-         "pp2", "interleaved2", "dp2pp2", "pp2tp2", "offload2"],
+         "pp2", "interleaved2", "dp2pp2", "pp2tp2", "hsdp2x1pp2offload", "offload2"],
 )  # fmt: skip
 def test_processes_that_divide_a_model(
     starter: Starter, tmp_path: Path, size: int, parallel: dict[str, Any], tests: str
