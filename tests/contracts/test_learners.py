@@ -130,12 +130,24 @@ Make = Callable[..., Ranks]
 
 @pytest.fixture(scope="session", autouse=True)
 def group() -> Iterator[None]:
-    if WORLD:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    yield
-    if WORLD:
-        dist.destroy_process_group()
+    if not WORLD:
+        yield
+        return
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    with pytest.MonkeyPatch.context() as patched:
+        for name in PICKLED:
+            patched.setattr(dist, name, _refused)
+        yield
+    dist.destroy_process_group()
+
+
+PICKLED = ("send_object_list", "recv_object_list", "all_gather_object", "broadcast_object_list",
+           "gather_object", "scatter_object_list")  # fmt: skip
+
+
+def _refused(*given: Any, **named: Any) -> None:
+    raise AssertionError("ranks send each other pickles")
 
 
 @pytest.fixture
@@ -465,7 +477,7 @@ def starter() -> Iterator[Starter]:
         (4, {"tp": 2}, LAYERS),
         (2, HEADS, f"{SOME} or True-qwen3"),
         (4, HEADS, "15-True or scores"),
-        (2, {"ep": 2}, f"{SOME} or replayed"),
+        (2, {"ep": 2}, f"({SOME} or replayed) and not sent"),  # where experts have other names
         (4, {"ep": 2}, "15-True or saved or replayed"),
         (4, {"ep": 2, "dp_replicate": 2}, "15-True"),
         (4, {"ep": 4, **HEADS}, "replayed"),
