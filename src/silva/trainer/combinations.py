@@ -22,8 +22,8 @@ CHECKPOINTING, REPLAY = "`trainer.gradient_checkpointing`", "`trainer.replay_rou
 WALKS = "rows longer than `trainer.micro_batch_tokens`"
 INTERLEAVED = '`trainer.parallel.pp_schedule = "interleaved_1f1b"`'
 TIED, EXPERTS = "embeddings that are the head too", "a mixture of experts"
-SENT = '`trainer.transfer = "nccl"`'
-BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY, SENT)
+OFFLOAD, SENT = "`trainer.parallel.offload`", '`trainer.transfer = "nccl"`'
+BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY, OFFLOAD, SENT)
 
 OTHERWISE = "transformers divides experts in another way than linear layers, which Silva does not do"
 REFUSED: dict[tuple[str, ...], str] = {
