@@ -30,14 +30,13 @@ from torch.distributed.tensor import DTensor
 from transformers.core_model_loading import revert_weight_conversion
 
 from silva.aio import gather
-from silva.errors import CapabilityError, EngineError, PartLost
+from silva.errors import EngineError, PartLost
 from silva.ports import CLOCK
 from silva.trainer.nccl import Nccl, NcclGroup
 from silva.types import Snapshot
 from silva.wire.transport import Peer, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from silva.models.loading import LoadedModel
     from silva.trainer.learner import Learner
 
 CHUNK = 1 << 28  # bytes
@@ -83,17 +82,12 @@ class Broadcast:
             EngineError: a server has refused them, or none answers.
         """
         mesh, name = learner.mesh, f"silva-{self._name}-{learner.version}"
-        parameters = dict(learner.loaded.model.named_parameters())
-        names = hashlib.sha256("\n".join(parameters).encode()).hexdigest()
-        if len({*mesh.gather(names)}) > 1:
-            raise CapabilityError(
-                'trainer.transfer = "nccl": each rank has layers of its own; expected "folder"'
-            )
+        whole = _Whole(learner)
         update: Future[Any] | None = None
         with mesh.agreed(), _understood():
             if mesh.rank == 0:
-                update = self._begin(learner.loaded)
-        problem = self._send(_gathered(learner.loaded), update)
+                update = self._begin(whole, learner.loaded.device)
+        problem = self._send(whole.tensors(), update)
         with mesh.agreed(), _understood():
             if problem:
                 raise problem
@@ -140,10 +134,10 @@ class Broadcast:
             return error
         return None
 
-    def _begin(self, loaded: LoadedModel) -> Future[Any]:
+    def _begin(self, whole: _Whole, device: torch.device) -> Future[Any]:
         """What the servers make of the bytes that are sent from here on."""
-        self._done(self._pause(loaded.device))
-        described = _described(loaded)
+        self._done(self._pause(device))
+        described = whole.described()
         info = {
             "names": [name for name, _ in described],
             "dtype_names": [str(each.dtype).removeprefix("torch.") for _, each in described],
@@ -272,26 +266,43 @@ async def _apart(work: Callable[[], None]) -> None:
     await done
 
 
-def _described(loaded: LoadedModel) -> list[tuple[str, torch.Tensor]]:
-    """What is sent, without its content."""
-    return [
-        each
-        for name, parameter in loaded.model.named_parameters()
-        for each in _named(loaded, name, torch.empty(parameter.shape, dtype=loaded.dtype, device="meta"))
-    ]
+class _Whole:
+    """The model as its checkpoint has it, one parameter at a time, whatever part of it this rank has.
 
+    It is made, and iterated, on all ranks.
+    """
 
-def _gathered(loaded: LoadedModel) -> Iterator[torch.Tensor]:
-    """Every tensor of a checkpoint, one parameter at a time."""
-    for name, parameter in loaded.model.named_parameters():
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        for _, tensor in _named(loaded, name, whole.detach().to(loaded.dtype)):
-            yield tensor.contiguous()
+    def __init__(self, learner: Learner) -> None:
+        self._mesh, self._loaded = learner.mesh, learner.loaded
+        names = [name for name, _ in self._loaded.model.named_parameters()]
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        self._stages = len({*self._mesh.gather(digest)}) > 1
+        self._model = self._mesh.outline(self._loaded) if self._stages else self._loaded.model
 
+    def described(self) -> list[tuple[str, torch.Tensor]]:
+        """What is sent, without its content."""
+        dtype = self._loaded.dtype
+        return [
+            each
+            for name, parameter in self._model.named_parameters()
+            for each in self._named(name, torch.empty(parameter.shape, dtype=dtype, device="meta"))
+        ]
 
-def _named(loaded: LoadedModel, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """As checkpoints name it: they hold the weights of each expert apart."""
-    return list(revert_weight_conversion(loaded.model, {name: tensor}).items())
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What is sent; of stages of layers the first rank alone gets all."""
+        for name, parameter in self._model.named_parameters():
+            full: torch.Tensor | None = parameter
+            if self._stages:
+                full = self._mesh.bring(self._loaded, name, 0)
+            elif isinstance(parameter, DTensor):
+                full = parameter.full_tensor()
+            if full is not None:
+                sent = full.detach().to(self._loaded.device, self._loaded.dtype)
+                yield from (tensor.contiguous() for _, tensor in self._named(name, sent))
+
+    def _named(self, name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """As checkpoints name it: they hold the weights of each expert apart."""
+        return list(revert_weight_conversion(self._model, {name: tensor}).items())
 
 
 def _chunks(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
