@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from silva.aio import first
 from silva.errors import ConfigError
 from silva.placement import ray as placement
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart
@@ -98,3 +99,31 @@ def test_an_error_of_a_part_is_told_by_name(tmp_path: Path) -> None:
     told = asyncio.run(CarriedPart().open("silva.commands.serve:carried", "inference", spec))
     kind, words = json.loads(told)
     assert kind == "ModelError" and str(tmp_path / "nothing") in words
+
+
+class Answering:
+    """An actor whose `well` answers so many times, and then nothing."""
+
+    def __init__(self, answers: int) -> None:
+        self.well, self.left = self, answers
+
+    async def remote(self) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            await asyncio.Event().wait()
+        return b""
+
+
+@pytest.mark.ray
+def test_an_actor_that_stops_while_it_is_opened_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'silva[ray]'")
+    monkeypatch.setattr(placement, "CHECK", 0.001)
+    monkeypatch.setattr(placement, "STARTING", 0.05)
+
+    async def noticed(*answers: int) -> bool:
+        work = asyncio.sleep(0.5, "opened")
+        return await first(work, placement._first_silence([Answering(n) for n in answers])) is None
+
+    assert asyncio.run(noticed(9, 3))
+    assert not asyncio.run(noticed(0))  # its process has not started yet
+    assert not asyncio.run(noticed(10_000, 10_000))

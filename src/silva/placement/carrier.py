@@ -88,6 +88,10 @@ class CarriedPart:
         response = await self._client.request(method, path, headers=headers, content=body)
         return b"%d\n%b" % (response.status_code, response.content)
 
+    async def well(self) -> bytes:
+        """A sign of life, also while it is opened."""
+        return b""
+
     async def lines(self) -> bytes:
         """What the part has to say since the last call, as soon as there is something."""
         await self._said.wait()

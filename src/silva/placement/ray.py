@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silva.aio import cancelled, gather
+from silva.aio import cancelled, first, gather
 from silva.errors import CapabilityError, ConfigError, SilvaError, error_named
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart, part_of, peer, words
 from silva.placement.supervisor import CHECK, DEAD_AFTER, MOST_FAILURES, MOST_LOSSES
@@ -38,6 +38,7 @@ PART = "SILVA_PART"
 """Environment variable of an actor: which part it is, for whoever looks at processes."""
 STORE = 256 << 20  # bytes of the object store of our own cluster: what does not fit goes to the disk
 SOON = 5.0  # seconds in which a group is there if there is room
+STARTING = 30.0  # seconds without an answer while it imports and loads, which others may have to wait for
 AT_ONCE = 4096  # calls of an actor
 NO_IDLE_WORKERS = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
 LONGEST_FOLDER = 40  # bytes: 65 come after it in the path of a socket, which has at most 107
@@ -213,13 +214,16 @@ class Actors:
                 self._alive[name] = actors[-1]
             async with asyncio.timeout(patience):
                 places = await _places(actors)
-                faults = await gather(
+                opening = gather(
                     actor.open.remote(
                         self._make, part_of(name), json.dumps({**self._spec, "env": place}).encode()
                     )
                     for name, actor, place in zip(names, actors, places, strict=True)
                 )
-            for fault in filter(None, faults):
+                done = await first(opening, _first_silence(actors))
+            if done is None:
+                return f"has not answered for {STARTING:g} s at its start", opened
+            for fault in filter(None, done.result()):
                 kind, text = json.loads(fault)
                 raise error_named(kind, text) or SilvaError(f"{names[0]}: {text}")
             opened = True
@@ -264,6 +268,28 @@ class Actors:
             num_cpus=others.pop("CPU", 0), num_gpus=others.pop("GPU", 0), memory=others.pop("memory", None),
             resources=others, runtime_env={"env_vars": {**self._settings.env_vars, **env, PART: name}},
         ).remote()  # fmt: skip
+
+
+async def _first_silence(actors: Sequence[Any]) -> None:
+    """Returns when one of them, which are being opened, gives no sign of life; what is lost `open` says."""
+    import ray
+
+    async def silent(actor: Any) -> None:
+        limit: float | None = None  # Ray takes its time to start a process
+        with contextlib.suppress(TimeoutError):
+            while True:
+                try:
+                    await asyncio.wait_for(actor.well.remote(), limit)
+                except ray.exceptions.RayError:
+                    await asyncio.Event().wait()
+                limit = STARTING
+                await CLOCK.sleep(CHECK)
+
+    quiet = [asyncio.ensure_future(silent(actor)) for actor in actors]
+    try:
+        await asyncio.wait(quiet, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancelled(quiet)
 
 
 async def _places(actors: Sequence[Any]) -> list[dict[str, str]]:
