@@ -133,6 +133,7 @@ VLLM = "--placement.type services --engine.type vllm "
     [
         ("", "--placement.type services --placement.servers 2 --placement.patience 9"),
         ("--placement.type services --placement.trainer unix:/a", "--placement.type local"),
+        ("", "--placement.type services --trainer.ranks 4 --trainer.parallel.ep 2 --trainer.parallel.cp 2"),
         (
             '--placement.type services --placement.trainer http://a:1 --placement.inference ["http://a:2"]',
             "--placement.type services --placement.trainer http://b:1 --placement.key_variable OTHER "

@@ -25,6 +25,8 @@ MAY_CHANGE = frozenset(
         # Where the parts are: a machine may be lost, and others take its place.
         "placement",
         "trainer.transfer",
+        "trainer.ranks",
+        "trainer.parallel",
         "engine.urls",
         "engine.key_variable",
         "engine.timeout",
