@@ -18,14 +18,13 @@ from tests.trainer.vllm_double import GlooGroup, Gone, Vllm, serving
 from silva.commands.serve import Builder
 from silva.config.load import load
 from silva.config.sections import PretrainedModel
-from silva.errors import CapabilityError, EngineError, PartLost
+from silva.errors import EngineError, PartLost
 from silva.models.loading import LoadedModel, load_model
 from silva.registries import REGISTRIES
 from silva.trainer import broadcast
 from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
-from silva.trainer.nccl import Nccl
 from silva.trainer.remote import Open
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Sample
@@ -196,8 +195,3 @@ def test_a_trainer_in_a_process_of_its_own_sends_to_the_servers_that_it_is_told(
         snapshot = asyncio.run(trainer.publish())
     assert server.version == snapshot.sent and server.keys == {"Bearer k3y"}
     assert trainer.capabilities.publishes == "sent" and server.received[0]
-
-
-def test_nccl_needs_a_gpu() -> None:
-    with pytest.raises(CapabilityError, match="the trainer computes on cpu, expected a GPU"):
-        Nccl(2, torch.device("cpu"))
