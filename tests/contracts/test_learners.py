@@ -417,7 +417,10 @@ def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: in
     ours.all(lambda learner: learner.export(folder / "plain"))
     plain = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float64)
     assert all(torch.equal(p, weights[name]) for name, p in plain.named_parameters())
-    transfers = {id(each): WeightFolders(folder / "versions", "parameters") for each in ours.learners}
+    transfers = {
+        id(each): WeightFolders(folder / "versions", "parameters", each.mesh.rank == 0)
+        for each in ours.learners
+    }
     first, *others = ours.all(lambda learner: transfers[id(learner)].publish(learner))
     assert all(other == first for other in others)
     assert first.folder == weight_folder(folder / "versions" / "version_0")

@@ -333,7 +333,7 @@ def test_published_parameters_are_loaded_by_an_engine(
     ours, alone = learner(settings, mesh), learner(settings)
     for each in (ours, alone):
         perturb(each)
-    snapshot = WeightFolders(folder / "versions", "parameters").publish(ours)
+    snapshot = WeightFolders(folder / "versions", "parameters", mesh.rank == 0).publish(ours)
     assert snapshot.folder == weight_folder(folder / "versions" / "version_0")
     engine = load_model(settings, seed=9)  # adapters that were drawn otherwise
     load_weights(engine, snapshot.folder)

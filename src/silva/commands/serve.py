@@ -302,7 +302,9 @@ class Builder:
         own = self._placement
         servers = [Peer(each, name="inference", key=own.key) for each in asked.servers]
         limits = {"patience": own.patience, "timeout": own.timeout} if servers else {}
-        transfer = transfer_of(asked.publishes, config.trainer.transfer, folder, servers=servers, **limits)
+        transfer = transfer_of(
+            asked.publishes, config.trainer.transfer, folder, servers=servers, first=mesh.rank == 0, **limits
+        )
         algorithm = config.algorithm if asked.recipe else None
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)
         return trainer

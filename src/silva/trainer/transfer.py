@@ -48,12 +48,14 @@ def transfer_of(
     servers: Sequence[Peer] = (),
     patience: float = 300.0,
     timeout: float = 600.0,
+    first: bool = True,
 ) -> WeightTransfer:
     """For an engine that loads such snapshots.
 
     Args:
         way: `trainer.transfer`.
         folder: where versions may be written.
+        first: of the ranks that publish together.
         servers, patience, timeout: of `Broadcast`.
 
     Raises:
@@ -65,7 +67,7 @@ def transfer_of(
         from silva.trainer.broadcast import Broadcast
 
         return Broadcast(servers, patience=patience, timeout=timeout)
-    return SharedMemory(publishes) if way == "shm" else WeightFolders(folder, publishes)
+    return SharedMemory(publishes) if way == "shm" else WeightFolders(folder, publishes, first)
 
 
 class SharedWeights:
@@ -81,20 +83,20 @@ class SharedWeights:
 
 
 class WeightFolders:
-    """One folder a version. What an earlier run left in `folder` is removed."""
+    """One folder a version. The first rank removes what an earlier run left in `folder`."""
 
     advice = "Checkpoints are untouched; free some space on the disk, then --resume."
 
-    def __init__(self, folder: Path, kind: Kind) -> None:
+    def __init__(self, folder: Path, kind: Kind, first: bool = True) -> None:
         self.kind, self.folder = kind, folder.absolute()
         self._paths: list[Path] = []  # in the order they were written: a load goes back to an earlier version
-        FILES.remove_tree(self.folder)
+        if first:
+            FILES.remove_tree(self.folder)
 
     def publish(self, learner: Learner) -> Snapshot:
         with disk_faults(f"cannot write version {learner.version} in {self.folder}", self.advice):
             path = self.folder / f"version_{learner.version}"
             temporary, first = path.with_name(f".{path.name}.tmp"), learner.mesh.rank == 0
-            learner.mesh.gather(True)  # each has removed what an earlier run left
             if first:
                 FILES.remove_tree(temporary)
             self._write(learner, temporary)
