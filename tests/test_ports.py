@@ -103,6 +103,21 @@ def test_a_port_is_put_back_when_its_block_ends_in_an_error(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"data"
 
 
+def test_what_another_process_removes_at_the_same_time_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "inner" / "file").write_text("x")
+    for name in ("unlink", "rmdir"):
+        before = getattr(os, name)
+
+        def twice(*given, before=before, **named):
+            before(*given, **named)
+            before(*given, **named)  # raises FileNotFoundError
+
+        monkeypatch.setattr(os, name, twice)
+    FILES.remove_tree(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
 def test_remove_tree_takes_folders_files_and_nothing_but_not_what_a_link_points_to(tmp_path):
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "folder" / "inner" / "file").write_bytes(b"x")

@@ -88,12 +88,18 @@ class Files:
         os.replace(source, target)
 
     def remove_tree(self, path: Path) -> None:
-        """Remove a folder and all in it, or one file; nothing there is no error."""
+        """Remove a folder and all in it, or one file; nothing there is no error, nor is what another process
+        removes at the same time."""
         path = Path(path)
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
+            shutil.rmtree(path, onerror=_unless_gone)
         else:
             path.unlink(missing_ok=True)
+
+
+def _unless_gone(_function: Any, _path: str, raised: tuple[Any, Any, Any]) -> None:
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
 
 
 def _fsync(path: Path, flags: int) -> None:
