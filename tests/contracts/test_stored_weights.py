@@ -23,6 +23,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from safetensors.torch import load_file, save_file
 from tests import moe
 from tests.forked_ranks import Starter, TestedRanks, starting
+from tests.test_families import TAKEN, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from silva.config.sections import CriticSettings, Lora, PretrainedModel
@@ -144,10 +145,20 @@ def same(ours: Any, alone: Any) -> None:
 # --- one process
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_every_part_of_a_parameter_is_what_transformers_loads(tmp_path: Path, kind: str) -> None:
-    write_model(MODELS[kind][0](), tmp_path / kind)
-    settings = settings_of(tmp_path / kind, kind)
+OTHERS = [
+    config for config in TAKEN if config.model_type in ("gemma3_text", "granite", "phi3", "gpt2", "opt")
+]
+
+
+@pytest.mark.parametrize("kind", [*MODELS, *OTHERS], ids=lambda kind: getattr(kind, "model_type", kind))
+def test_every_part_of_a_parameter_is_what_transformers_loads(
+    tmp_path: Path, kind: str | PreTrainedConfig
+) -> None:
+    if isinstance(kind, str):
+        write_model(MODELS[kind][0](), tmp_path / "m")
+        settings = settings_of(tmp_path / "m", kind)
+    else:
+        settings = saved(kind, tmp_path / "m").model_copy(update={"dtype": "bfloat16"})
     expected, found = load_model(settings, seed=3), load_model(settings, seed=3, stored=True)
     assert found.stored and found.model.config.to_dict() == expected.model.config.to_dict()
     assert found.model.generation_config.to_dict() == expected.model.generation_config.to_dict()
