@@ -30,7 +30,7 @@ from silva.config.sections import CriticSettings, Lora, PretrainedModel
 from silva.errors import CapabilityError, CheckpointError, ModelError, SilvaError
 from silva.models.adapters import plain_name
 from silva.models.loading import load_model
-from silva.models.pieces import Box, local, whole_of
+from silva.models.pieces import Box, Pieces, local, whole_of
 from silva.models.snapshots import BASE, base_of, load_weights, weight_folder
 from silva.models.stored import whole
 from silva.models.tiny import tiny_tokenizer
@@ -145,11 +145,11 @@ def same(ours: Any, alone: Any) -> None:
 # --- one process
 
 
-OTHERS = [
-    config for config in TAKEN if config.model_type in ("gemma3_text", "granite", "phi3", "gpt2", "opt")
-]
+FAMILIES = ("gemma3_text", "granite", "phi3", "gpt2", "opt")
+OTHERS = [config for config in TAKEN if config.model_type in FAMILIES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*MODELS, *OTHERS], ids=lambda kind: getattr(kind, "model_type", kind))
 def test_every_part_of_a_parameter_is_what_transformers_loads(
     tmp_path: Path, kind: str | PreTrainedConfig
@@ -187,6 +187,22 @@ def half(tensor: torch.Tensor, dim: int) -> Box:
     offset[dim] = shape[dim] // 2
     shape[dim] -= offset[dim]
     return Box(tuple(offset), tuple(shape))
+
+
+def test_only_the_experts_of_a_part_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(MODELS["experts"][0](), tmp_path / "m")
+    found = load_model(settings_of(tmp_path / "m", "experts"), seed=0, stored=True)
+    read, names = Pieces.read, list[str]()
+
+    def spied(self: Pieces, name: str, wanted: Box) -> torch.Tensor:
+        names.append(name)
+        return read(self, name, wanted)
+
+    monkeypatch.setattr(Pieces, "read", spied)
+    at = "model.layers.1.mlp.experts"
+    parameter = found.model.get_parameter(f"{at}.gate_up_proj")
+    assert found.stored and found.stored.read(f"{at}.gate_up_proj", half(parameter, 0)).shape[0] == 2
+    assert sorted(names) == [f"{at}.{n}.{part}_proj.weight" for n in (2, 3) for part in ("gate", "up")]
 
 
 @pytest.mark.parametrize("equal", [True, False])

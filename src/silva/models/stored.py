@@ -163,7 +163,7 @@ class StoredWeights:
         operations = self._converters[made.tensors[0][1]].operations
         stacks = isinstance(operations[0], MergeModulelist) and operations[0].dim == 0
         if stacks and box.shape[1:] == every.shape[1:]:
-            found = self._convert(made, self._read(self._run(made, box, every.shape[0])))[name]
+            found = self._convert(made, self._read(self._run(made, box)))[name]
             if tuple(found.shape) == box.shape:
                 return found
         return self._convert(made, self._read([key for key, _ in made.tensors]))[name][box.within(every)]
@@ -171,7 +171,7 @@ class StoredWeights:
     def _read(self, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         return {key: self._pieces.read(key, whole(self._tensors[key])) for key in keys}
 
-    def _run(self, made: _Made, box: Box, experts: int) -> list[str]:
+    def _run(self, made: _Made, box: Box) -> list[str]:
         """The tensors of the experts in the box."""
         by_pattern: dict[str | None, list[str]] = {}
         for key, pattern in made.tensors:
