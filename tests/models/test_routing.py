@@ -123,6 +123,13 @@ def test_layers_without_experts_are_left_out() -> None:
     assert routing.known(routes, 1, "x").tolist() == [[[0, 1], [0, 1]]]
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "olmoe", "mixtral"])
+def test_routers_without_their_numbers_are_of_the_same_kind(family: str) -> None:
+    model = Auto.from_config(config(family))
+    kinds = [[router.normalised for router in Routing(each).routers] for each in (model, model.to("meta"))]
+    assert kinds[0] == kinds[1] == [family in ("qwen3_moe", "mixtral")] * 2
+
+
 def test_models_without_such_routers_are_refused_by_name() -> None:
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
              "num_attention_heads": 2}  # fmt: skip

@@ -16,6 +16,7 @@ A family whose routers choose in another way is refused by name.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -167,6 +168,11 @@ def _is_normalised(module: nn.Module) -> bool | None:
     if not torch.is_tensor(weight) or not hasattr(module, "top_k"):
         return None
     generator = torch.Generator().manual_seed(0)
+    if weight.is_meta:  # any weights tell its kind, if no expert is certain
+        module = copy.deepcopy(module).to_empty(device="cpu")
+        weight = module.get_parameter("weight").normal_(std=weight.shape[-1] ** -0.5, generator=generator)
+        for buffer in module.buffers():
+            buffer.normal_(generator=generator)
     inputs = torch.randn(TRIED, weight.shape[-1], generator=generator).to(weight)
     output = module(inputs)
     if not isinstance(output, tuple) or len(output) != 3:
