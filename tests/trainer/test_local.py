@@ -144,6 +144,20 @@ def test_rows_without_loss_give_no_gradient(tiny: Make, make_samples: Rows) -> N
     assert all(torch.equal(before[n], p) for n, p in loaded.model.named_parameters())
 
 
+@pytest.mark.parametrize("fault", ["token", "reference"])
+def test_samples_that_are_refused_leave_no_gradients(tiny: Make, make_samples: Rows, fault: str) -> None:
+    """Also those of calls before, which are parts of the same update."""
+    trainer, samples = make_trainer(tiny()), make_samples([9, 5])
+    asyncio.run(trainer.forward_backward(samples, REINFORCE))
+    strange = samples[0].replace(tokens=np.full(9, 1000))
+    rows, loss = (
+        ([strange], REINFORCE) if fault == "token" else (samples, LossSpec("clipped", {"kl_coef": 0.1}))
+    )
+    with pytest.raises((RecordError, CapabilityError)):
+        asyncio.run(trainer.forward_backward(rows, loss))
+    assert not trainer.learner.stepper.gradients
+
+
 def test_entropy_bonus_is_part_of_the_gradient(tiny: Make, make_samples: Rows) -> None:
     """With advantages of 0 only the bonus acts: the update makes the policy more uniform."""
     loaded, samples = tiny(), make_samples([30, 30])

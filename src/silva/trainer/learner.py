@@ -190,9 +190,13 @@ class Learner:
             RecordError: samples without advantages, for a loss that reads them.
             OutOfMemory: with what to lower. Gradients are back at zero then, as after any error.
         """
-        check_rows(self.loaded, samples)
-        with self._randomness.drawn():
-            return self._gradients(samples, loss)
+        try:
+            check_rows(self.loaded, samples)
+            with self._randomness.drawn():
+                return self._gradients(samples, loss)
+        except BaseException:
+            self._drop_gradients()  # a part of an update must never be stepped on
+            raise
 
     def _gradients(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
         samples = [sample for sample in samples if trained(sample).any()]
@@ -200,15 +204,11 @@ class Learner:
         # A supervised update leaves a critic nothing to learn from.
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
-        try:
-            if not self._checked:
-                self._check_trie(Update(samples, references, loss, self.version, self.stepper))
-            update = Update(samples, references, loss, self.version, self.stepper)
-            dealt = self._plan(samples)
-            self._micro_batches(update, dealt[self.mesh.share], critic)
-        except BaseException:
-            self._drop_gradients()  # a part of an update must never be stepped on
-            raise
+        if not self._checked:
+            self._check_trie(Update(samples, references, loss, self.version, self.stepper))
+        update = Update(samples, references, loss, self.version, self.stepper)
+        dealt = self._plan(samples)
+        self._micro_batches(update, dealt[self.mesh.share], critic)
         metrics = update.metrics(self.mesh)
         return metrics | {"imbalance": imbalance(dealt)} if len(dealt) > 1 else metrics
 
