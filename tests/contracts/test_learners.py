@@ -374,6 +374,16 @@ def test_a_loss_that_cannot_be_computed_is_refused_on_all(make: Make, rows: list
     make(ranks, self_check=False).all(fail)
 
 
+def test_all_ranks_refuse_what_a_critic_cannot_learn_from(make: Make, rows: list[Sample], ranks: int) -> None:
+    """Also those that have no rows of the update."""
+
+    def fail(learner: Learner) -> None:
+        with pytest.raises(RecordError, match="returns of the sample of t0"):
+            learner.forward_backward([rows[0].replace(returns=None)], LossSpec("clipped"))
+
+    make(ranks, critic=True).all(fail)
+
+
 def test_a_critic_that_has_learnt_anywhere_needs_numbers(make: Make, rows: list[Sample], ranks: int) -> None:
     """With one row only one of the ranks has its gradient."""
 

@@ -102,6 +102,11 @@ class Critic:
         """[N]: the value before every trained token."""
         return through(self._trunk, batch, self._head, budget, passes)[0]
 
+    def check(self, samples: Sequence[Sample]) -> None:
+        """Raise RecordError for samples of an update, on all ranks, that a critic cannot learn from."""
+        if samples:
+            _targets(StreamTokens(samples, "", torch.zeros(())))
+
     def learn(self, batch: Pack, samples: list[Sample], budget: int, passes: int) -> dict[str, torch.Tensor]:
         """`backward` on the returns and old values of a micro-batch's samples.
 
@@ -114,7 +119,7 @@ class Critic:
             return {}
         like = torch.zeros((), dtype=wide(self._policy.dtype), device=self._policy.device)
         stream = StreamTokens(samples, "", like)
-        returns, values = (stream.needed(x, "which the critic learns from") for x in ("returns", "values"))
+        returns, values = _targets(stream)
         names = [sample.trajectory for sample in samples]
         return self.backward(
             batch, budget, returns, values, stream.weights, passes=passes, of=stream.of, names=names
@@ -153,3 +158,9 @@ class Critic:
             self.stepper.blame(total, names)
             total.backward()
         return metrics
+
+
+def _targets(stream: StreamTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns and old values, [N] each."""
+    returns, values = (stream.needed(x, "which the critic learns from") for x in ("returns", "values"))
+    return returns, values

@@ -204,6 +204,8 @@ class Learner:
         # A supervised update leaves a critic nothing to learn from.
         supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
         critic = None if supervised else self.critic
+        if critic:
+            critic.check(samples)
         if not self._checked:
             self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         update = Update(samples, references, loss, self.version, self.stepper)
