@@ -408,6 +408,22 @@ def test_what_was_saved_goes_on_bit_for_bit(make: Make, rows: list[Sample], rank
     assert again.update(rows) == (expected if others == ranks else pytest.approx(expected, rel=1e-9))
 
 
+def test_ranks_of_a_layer_go_on_alike_whoever_saved(make: Make, ranks: int, folder: Path) -> None:
+    """As if each had drawn numbers of its own."""
+    ours = make(ranks)
+
+    def drawn(rank: int) -> torch.Tensor:
+        return torch.Generator().manual_seed(rank).get_state()
+
+    for learner in ours.learners:
+        learner._randomness.states = {"cpu": drawn(learner.mesh.rank)}
+    ours.all(lambda learner: learner.save(folder / "drawn"))
+    ours.all(lambda learner: learner.load(folder / "drawn"))
+    for learner in ours.learners:
+        first = learner.mesh.rank - learner.mesh.rank % PARALLEL.tp
+        assert torch.equal(learner._randomness.states["cpu"], drawn(first))
+
+
 def test_a_part_that_cannot_be_written_fails_on_all_ranks(make: Make, ranks: int, folder: Path) -> None:
     ours, last = make(ranks), f"weights.{ranks - 1}.safetensors" if ranks > 1 else "weights.safetensors"
     (folder / "full" / last).mkdir(parents=True, exist_ok=True)

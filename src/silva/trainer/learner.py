@@ -366,7 +366,7 @@ class Learner:
         """
         state = self._state()
         with self.mesh.agreed():
-            apply = load_state(state, path, self.mesh.rank)
+            apply = load_state(state, path, self.mesh.rank - self.mesh.rank % self.mesh.tp)
         apply()
         self._drop_gradients()
 

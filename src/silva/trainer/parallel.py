@@ -27,9 +27,10 @@ class Mesh:
     `stages`: of the layers of a model, each of which as many ranks have; the ranks of the first stage come
     first, and the losses are found on the last one.
     `parts`: of ranks, which one copy of a model is divided into.
+    `tp`: ranks that share every product of a layer, and so draw the same; they follow each other.
     """
 
-    rank, size, siblings, stages, parts = 0, 1, 1, 1, 1
+    rank, size, siblings, stages, parts, tp = 0, 1, 1, 1, 1, 1
 
     @property
     def of_stage(self) -> int:

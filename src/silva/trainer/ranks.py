@@ -94,7 +94,7 @@ class Ranks(Mesh):
             # Both ends have embeddings that are the head too: copies of each other, as those of HSDP are.
             ends = torch.arange(self.size).view(parallel.pp, -1, shape["parts"])[[0, -1]].flatten(0, 1)
             self._ends = DeviceMesh(device, ends, mesh_dim_names=("copies", "parts"))
-        self.siblings, self._context = parallel.cp * parallel.tp, None
+        self.siblings, self.tp, self._context = parallel.cp * parallel.tp, parallel.tp, None
         if parallel.cp > 1:
             among = range(parallel.cp * parallel.tp)
             self._context = self._group([[*among[at :: parallel.tp]] for at in range(parallel.tp)])

@@ -74,6 +74,10 @@ def save_state(state: TrainerState, path: Path, rank: int = 0) -> None:
 def load_state(state: TrainerState, path: Path, rank: int = 0) -> Callable[[], None]:
     """Read what `save_state` has written, on as many ranks as there were or others.
 
+    Args:
+        rank: whose random numbers this one goes on with, if so many wrote: of ranks that must draw the same
+            the first, as each of those that wrote may have drawn others.
+
     Returns:
         What brings `state` to it; all of it is checked, and nothing has changed before it is called.
 
