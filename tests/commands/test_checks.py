@@ -245,3 +245,10 @@ def test_ranks_that_cannot_be_are_refused() -> None:
     trainer["parallel"] = {"tp": 3}
     with pytest.raises(CapabilityError, match=r"got 4 ranks for .* tp = 3 .* expected 3: see trainer.ranks"):
         check(resolved(trainer=trainer, placement={"type": "services"}))
+    trainer["ranks"] = 1
+    for placement in ({"type": "local"}, {"type": "services"}):
+        with pytest.raises(
+            CapabilityError, match=r"got 1 ranks for .* tp = 3 .* expected 3: see trainer.ranks"
+        ):
+            check(resolved(trainer=trainer, placement=placement))
+    check(resolved(trainer=trainer, placement={"type": "services", "trainer": "unix:by_torchrun.sock"}))

@@ -58,9 +58,11 @@ def check_ranks(config: RunConfig) -> None:
             f'trainer.ranks = {ranks} with placement.type = "{config.placement.type}": ranks '
             'are processes of a trainer apart; expected placement.type = "services" or "ray"'
         )
-    if ranks > 1:
-        trainer.parallel.shape(ranks)
     if hasattr(trainer, "parallel"):
+        place = config.placement
+        # Whoever starts a trainer elsewhere says how many ranks it has.
+        if ranks > 1 or not (place.processes and not place.clustered and place.trainer):
+            trainer.parallel.shape(ranks)
         long = config.rollout.limits.max_episode_tokens > trainer.micro_batch_tokens
         beside = {
             combinations.CRITIC: config.algorithm.critic,

@@ -120,6 +120,7 @@ class LocalTrainerSettings(Section):
             raise CapabilityError(
                 f"trainer.ranks = {self.ranks}: got {size} in this trainer, expected as many"
             )
+        self.parallel.shape(size)
         if self.parallel.offload and size == 1:
             got = "got a trainer of one process, expected trainer.ranks above 1"
             raise CapabilityError(f"trainer.parallel.offload = true: {got}")
