@@ -122,6 +122,16 @@ def test_a_dry_run_refuses_what_the_memory_cannot_train(tmp_path, monkeypatch, c
     assert "gradients and moments alone take" in words and "256 KiB of memory here" in words
 
 
+@pytest.mark.slow
+def test_a_dry_run_plays_in_one_process_what_ranks_will_train(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    ranks = ["--trainer.ranks", "2", "--trainer.parallel.tp", "2", "--trainer.transfer", "shm"]
+    assert main(["rl", "@", "a.toml", "--dry-run", "--placement.type", "services", *ranks]) == 0
+    text = capsys.readouterr().out
+    assert "ranks = 2" in text and "memory: about" in text
+
+
 def test_torch_built_for_cuda_takes_more_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(CONFIG)

@@ -99,7 +99,7 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
-    config = here(config)
+    config = _alone(here(config))
     if config.engine.remote:  # a plan starts nothing and asks nobody
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
     with loaded(config) as assembly:
@@ -179,6 +179,13 @@ def _quoted(text: str) -> list[str]:
         half = MAX_TEXT // 2
         text = f"{text[:half]}\n... ({len(text) - MAX_TEXT:,} more characters) ...\n{text[-half:]}"
     return [f"  | {line}" for line in text.split("\n")]
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    """Its trainer is one process, which shares its weights with the engine."""
+    fields = type(config.trainer).model_fields
+    alone = {key: fields[key].default for key in ("ranks", "parallel", "transfer") if key in fields}
+    return config.model_copy(update={"trainer": config.trainer.model_copy(update=alone)})
 
 
 async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
