@@ -6,10 +6,12 @@ The last tests run this file again in processes that divide a model, where every
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -378,6 +380,28 @@ def test_an_export_that_is_not_the_policy_is_not_kept(
         ours.export(folder / "wrong")
     mesh.gather("tried")
     assert not (folder / "wrong").exists()
+
+
+@divided
+def test_a_model_that_an_export_reads_again_is_not_kept(
+    model: Callable[[str], PretrainedModel], folder: Path, mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each publish would leave one, until Python happens to look for rings."""
+    made = list[Any]()
+
+    def load(*given: Any, **keys: Any) -> Any:
+        loaded = load_model(*given, **keys)
+        made.append(weakref.ref(loaded.model))
+        return loaded
+
+    monkeypatch.setattr("silva.trainer.export.load_model", load)
+    ours = learner(model("tied"), mesh)
+    gc.disable()
+    try:
+        ours.export(folder / "out")
+    finally:
+        gc.enable()
+    assert [each() for each in made] == [None]
 
 
 @divided

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import torch
@@ -65,27 +66,33 @@ def save_adapters(loaded: LoadedModel, path: Path, mesh: Mesh) -> None:
 
 def _export_divided(loaded: LoadedModel, path: Path, mesh: Mesh) -> None:
     """Write it in parts and read them again, as nobody has the plain model before it is there."""
-    from silva.config.sections import PretrainedModel
-
     with mesh.agreed():
         if mesh.rank == 0:  # first, as transformers removes files of weights that it does not write
             plain_outline(loaded, type(mesh.outline(loaded))).save_pretrained(path, state_dict={})
             loaded.tokenizer.save_pretrained(path)
     write(path, plain_weights(loaded, mesh), mesh, {"format": "pt"})
     try:
-        dtype = str(loaded.dtype).removeprefix("torch.")
-        settings = PretrainedModel(name=str(path.absolute())).model_copy(update={"dtype": dtype})
-        with mesh.agreed():
-            written = load_model(settings, seed=0, device=loaded.device.type, stored=True)
-            written.model.config._experts_implementation = loaded.model.config._experts_implementation
-            assert written.stored
-            written.stored.checked = True  # below
-        if mesh.stages == 1:  # a stage has no logits
-            _check(mesh.divide(written).model, loaded, path)
+        _check_written(loaded, path, mesh)
     except Exception:
         if mesh.rank == 0:
             FILES.remove_tree(path)
         raise
+    finally:
+        gc.collect()  # the model that was read again: hooks of FSDP refer to their own modules
+
+
+def _check_written(loaded: LoadedModel, path: Path, mesh: Mesh) -> None:
+    from silva.config.sections import PretrainedModel
+
+    dtype = str(loaded.dtype).removeprefix("torch.")
+    settings = PretrainedModel(name=str(path.absolute())).model_copy(update={"dtype": dtype})
+    with mesh.agreed():
+        written = load_model(settings, seed=0, device=loaded.device.type, stored=True)
+        written.model.config._experts_implementation = loaded.model.config._experts_implementation
+        assert written.stored
+        written.stored.checked = True  # below
+    if mesh.stages == 1:  # a stage has no logits
+        _check(mesh.divide(written).model, loaded, path)
 
 
 def _check(plain: PreTrainedModel, loaded: LoadedModel, path: Path) -> None:
