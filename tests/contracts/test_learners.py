@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tests import moe
 from tests.forked_ranks import Starter, TestedRanks, starting
@@ -431,6 +432,7 @@ def test_a_part_that_cannot_be_written_fails_on_all_ranks(make: Make, ranks: int
     def fail(learner: Learner) -> str:
         with pytest.raises(CheckpointError) as caught:
             learner.save(folder / "full")
+        assert isinstance(caught.value.__cause__, (OSError, SafetensorError))  # so people are told what to do
         return str(caught.value)
 
     assert all(f"{last}: cannot be written" in text for text in ours.all(fail))

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from silva.errors import SilvaError, error_named
@@ -99,16 +100,21 @@ class Mesh:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """What one rank raises within, all raise after it. Within, no rank waits for another."""
+        """What one rank raises within, all raise after it, and that it was the disk's fault, if it was.
+
+        Within, no rank waits for another.
+        """
         mine: Exception | None = None
         try:
             yield
         except Exception as error:
             mine = error
-        problem = (type(mine).__name__, str(mine)) if mine else ("", "")
-        problems = self.gather(problem, tuple[str, str])
+        of_disk = isinstance(mine and mine.__cause__, (OSError, SafetensorError))
+        problem = (type(mine).__name__, str(mine), of_disk) if mine else ("", "", False)
+        problems = self.gather(problem, tuple[str, str, bool])
         if mine:
             raise mine
-        for rank, (kind, words) in enumerate(problems):
+        for rank, (kind, words, faulty) in enumerate(problems):
             if kind:
-                raise error_named(kind, f"rank {rank}: {words}") or SilvaError(f"rank {rank}: {words}")
+                found = error_named(kind, f"rank {rank}: {words}") or SilvaError(f"rank {rank}: {words}")
+                raise found from (OSError(words) if faulty else None)
