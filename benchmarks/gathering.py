@@ -32,7 +32,7 @@ from silva.models.loading import load_model
 from silva.registries import REGISTRIES
 from silva.trainer.learner import Learner
 from silva.trainer.policy import IDLE, pack, token_logprobs
-from silva.trainer.ranks import mesh_of
+from silva.trainer.sharding.ranks import mesh_of
 from silva.types import LossSpec
 
 LENGTH, TOKENS, LAYERS = 64, 4096, 4

@@ -29,7 +29,7 @@ LIMIT = 600.0
 IMPORTED = (
     "hypothesis",
     "silva.trainer.learner",
-    "silva.trainer.ranks",
+    "silva.trainer.sharding.ranks",
     "silva.trainer.transfer",
     "tests.moe",
     "tests.test_families",

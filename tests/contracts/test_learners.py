@@ -43,9 +43,9 @@ from silva.routes import after
 from silva.trainer import broadcast
 from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
-from silva.trainer.parallel import Mesh
-from silva.trainer.ranks import mesh_of
 from silva.trainer.settings import LocalTrainerSettings, Parallel
+from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.transfer import SharedMemory, WeightFolders
 from silva.types import LossSpec, OptimParams, Sample
 from silva.wire.transport import Peer

@@ -39,9 +39,9 @@ from silva.models.tiny import tiny_tokenizer
 from silva.models.weight_files import INDEX
 from silva.trainer import streamed
 from silva.trainer.learner import Learner
-from silva.trainer.parallel import Mesh
-from silva.trainer.ranks import mesh_of
 from silva.trainer.settings import LocalTrainerSettings, Parallel
+from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.transfer import WeightFolders
 
 SIZES: dict[str, Any] = {

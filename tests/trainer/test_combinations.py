@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from silva.errors import CapabilityError
 from silva.models.loading import LoadedModel
-from silva.trainer import combinations
 from silva.trainer.learner import Learner
-from silva.trainer.parallel import Mesh
 from silva.trainer.settings import LocalTrainerSettings, Parallel
+from silva.trainer.sharding import combinations
+from silva.trainer.sharding.parallel import Mesh
 
 SERVICES = (Path(__file__).parents[2] / "docs" / "services.md").read_text()
 

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from silva.errors import CapabilityError
-from silva.trainer.expert_parallel import check_experts
 from silva.trainer.settings import Parallel
+from silva.trainer.sharding.expert_parallel import check_experts
 
 QWEN3 = moe.config("qwen3_moe", experts=6)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from silva.trainer.optimizer import Stepper, clip
-from silva.trainer.parallel import Mesh
+from silva.trainer.sharding.parallel import Mesh
 from silva.types import OptimParams
 
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, Qwen3
 
 from silva.errors import CapabilityError
 from silva.models.loading import LoadedModel
-from silva.trainer.pipeline import InFlight, Stage, cut
 from silva.trainer.policy import attention_over, pack
+from silva.trainer.sharding.pipeline import InFlight, Stage, cut
 from silva.types import Sample
 
 

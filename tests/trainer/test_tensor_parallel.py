@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Phi3Conf
 
 from silva.errors import CapabilityError
 from silva.trainer.settings import Parallel
-from silva.trainer.tensor_parallel import styles
+from silva.trainer.sharding.tensor_parallel import styles
 
 HEADS = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2}
 

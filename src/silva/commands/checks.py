@@ -8,7 +8,7 @@ from typing import Any
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
-from silva.trainer import combinations
+from silva.trainer.sharding import combinations
 
 
 def check(config: RunConfig) -> None:

@@ -31,7 +31,7 @@ from silva.models.memory import in_words, memory_limit, too_large
 from silva.models.outline import outline
 from silva.monitoring.printable import put
 from silva.placement.carrier import TOKEN, TOKEN_PATH, part_of
-from silva.trainer import combinations
+from silva.trainer.sharding import combinations
 from silva.wire.transport import UNIX
 
 HERE, ACTOR, BY_HAND = "this machine", "a Ray actor", "started by hand"

@@ -29,9 +29,9 @@ from silva.placement.carrier import die_with_parent
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
-from silva.trainer.parallel import Mesh
-from silva.trainer.ranks import mesh_of
 from silva.trainer.remote import Open
+from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.transfer import transfer_of
 from silva.types import Snapshot
 from silva.wire.transport import UNIX, Peer

@@ -32,7 +32,7 @@ WHOLE = Undivided()
 
 
 class Division(Protocol):
-    """How a model and a pass through it are divided among processes (trainer/ranks.py).
+    """How a model and a pass through it are divided among processes (trainer/sharding/ranks.py).
 
     `rank` of `size` processes, each of which takes a share of a pass's tokens. `ulysses`: in attention it
     takes a share of the heads, or else all keys and values.

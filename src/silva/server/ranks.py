@@ -34,8 +34,8 @@ from silva.errors import ConfigError
 from silva.protocols import Trainer
 from silva.server.trainer import InFront
 from silva.signals import is_stopped, stop_signals
-from silva.trainer.ranks import PATIENCE
 from silva.trainer.remote import Open
+from silva.trainer.sharding.ranks import PATIENCE
 from silva.wire import rpc
 from silva.wire.codec import decode, encode
 

@@ -23,8 +23,8 @@ from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.loss_inputs import StreamTokens
 from silva.trainer.optimizer import Stepper
-from silva.trainer.parallel import Mesh
 from silva.trainer.policy import Pack, through
+from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.training_mode import training_mode
 from silva.types import Sample
 

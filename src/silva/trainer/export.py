@@ -16,7 +16,7 @@ from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import save_adapter, save_parameters
 from silva.models.weight_files import let_read
 from silva.ports import FILES
-from silva.trainer.parallel import Mesh
+from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.streamed import base, changing, parameters, plain_outline, plain_weights, write
 
 MOST_GAP = {torch.bfloat16: 0.5}

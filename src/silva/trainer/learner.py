@@ -24,14 +24,11 @@ from silva.models.loading import LoadedModel, copied
 from silva.models.routing import Routing
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point, derive
-from silva.trainer import combinations
 from silva.trainer.critic import Critic
 from silva.trainer.explained_errors import explained_memory, refuse_too_large
 from silva.trainer.export import export_model, save_adapters, save_trained
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.optimizer import Stepper, check_params
-from silva.trainer.parallel import Mesh
-from silva.trainer.pipeline import Pipeline, refuse_longer
 from silva.trainer.plan import RankWork, imbalance, plan
 from silva.trainer.policy import IDLE, Pack, attention_cost, check_rows, pack, token_logprobs, trained
 from silva.trainer.randomness import Randomness
@@ -40,6 +37,9 @@ from silva.trainer.routed import keys
 from silva.trainer.scoring import Parts, of_tokens
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.sharding import combinations
+from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.pipeline import Pipeline, refuse_longer
 from silva.trainer.state import TrainerState, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.trainer.update import Update

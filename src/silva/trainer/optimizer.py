@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from silva.errors import RecordError
 from silva.models.pieces import Box
 from silva.ports import derive
-from silva.trainer.parallel import Mesh
+from silva.trainer.sharding.parallel import Mesh
 from silva.types import OptimParams
 
 DRAWN = 1 << 22

@@ -8,7 +8,7 @@ import torch
 
 from silva.errors import CapabilityError, errors_about
 from silva.models.loading import LoadedModel, copied, load_model
-from silva.trainer.parallel import Mesh
+from silva.trainer.sharding.parallel import Mesh
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm

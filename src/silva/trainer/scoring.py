@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 
-from silva.trainer.parallel import Mesh
 from silva.trainer.plan import RankWork
 from silva.trainer.policy import IDLE, Pack, trained
+from silva.trainer.sharding.parallel import Mesh
 from silva.types import Sample
 
 Parts = list[tuple[list[Sample], int]]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
     from silva.assembly import Assembly
     from silva.protocols import Publishes, Trainer
-    from silva.trainer.parallel import Mesh
+    from silva.trainer.sharding.parallel import Mesh
     from silva.trainer.transfer import WeightTransfer
 
 

@@ -33,7 +33,7 @@ from silva.models.loading import LoadedModel
 from silva.models.snapshots import BASE, base_with
 from silva.models.stored import place
 from silva.models.weight_files import MOST, file_names, grouped, let_read, write_index
-from silva.trainer.parallel import Mesh
+from silva.trainer.sharding.parallel import Mesh
 
 LEAST = 1 << 26
 """Bytes of a file, however many ranks could write at once."""

@@ -11,8 +11,8 @@ import torch
 from silva.algorithms import objective
 from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
 from silva.trainer.optimizer import Stepper
-from silva.trainer.parallel import Mesh
 from silva.trainer.policy import TokenLogprobs, trained
+from silva.trainer.sharding.parallel import Mesh
 from silva.types import LossSpec, Sample
 
 

@@ -38,14 +38,14 @@ from silva.models.division import Division
 from silva.models.loading import LoadedModel, no_warnings
 from silva.models.pieces import local, whole_of
 from silva.models.ulysses import check_heads
-from silva.trainer import combinations
-from silva.trainer.expert_parallel import ExpertParallel, check_experts, exchanged
-from silva.trainer.filling import fill
 from silva.trainer.optimizer import anywhere_within
-from silva.trainer.parallel import Mesh
-from silva.trainer.pipeline import Pipeline, cut
 from silva.trainer.settings import Parallel
-from silva.trainer.tensor_parallel import divide_tensors, styles
+from silva.trainer.sharding import combinations
+from silva.trainer.sharding.expert_parallel import ExpertParallel, check_experts, exchanged
+from silva.trainer.sharding.filling import fill
+from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.pipeline import Pipeline, cut
+from silva.trainer.sharding.tensor_parallel import divide_tensors, styles
 from silva.wire.codec import decode, encode
 
 T = TypeVar("T")

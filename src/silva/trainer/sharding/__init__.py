@@ -1,0 +1,1 @@
+"""A model and its updates, divided among the processes of a trainer."""
