@@ -105,6 +105,19 @@ def test_the_plan_says_how_ranks_divide_the_model() -> None:
         planned(type="services", trainer={"ranks": 4, "parallel": {"tp": 2, "pp": 2}})
 
 
+@pytest.mark.parametrize(
+    ("parallel", "why"),
+    [
+        ({"tp": 4}, "num_key_value_heads|num_attention_heads"),
+        ({"cp": 4, "cp_style": "ulysses"}, "num_attention_heads"),
+        ({"ep": 2}, "has no experts"),
+    ],
+)
+def test_the_plan_refuses_what_the_sizes_of_a_model_do_not_allow(parallel: dict[str, Any], why: str) -> None:
+    with pytest.raises(CapabilityError, match=why):
+        planned(type="services", trainer={"ranks": 4, "parallel": parallel})
+
+
 @pytest.mark.parametrize("type", ["local", "services", "ray"])
 def test_every_placement_says_where_its_parts_are(type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)

@@ -31,7 +31,6 @@ from silva.models.memory import in_words, memory_limit, too_large
 from silva.models.outline import outline
 from silva.monitoring.printable import put
 from silva.placement.carrier import TOKEN, TOKEN_PATH, part_of
-from silva.trainer.sharding import combinations
 from silva.wire.transport import UNIX
 
 HERE, ACTOR, BY_HAND = "this machine", "a Ray actor", "started by hand"
@@ -86,7 +85,9 @@ def plan(config: RunConfig) -> ClusterPlan:
     except ModelError as error:
         missing.append(str(error))
     if model and config.ranks > 1:
-        combinations.refuse(config.trainer.parallel, combinations.of_model(model))
+        from silva.trainer.sharding.ranks import check as check_division  # a second to import
+
+        check_division(model, config.trainer.parallel, config.ranks)
     parts = _parts(config, model)
     output = [str(Path(config.output_dir).absolute())] if config.placement.processes else []
     return ClusterPlan(
@@ -120,7 +121,8 @@ def _ranks(config: RunConfig) -> str:
     sizes = {"pp": shape["pp"], "dp_replicate": shape["copies"], "dp_shard": shape["parts"] // parallel.cp,
              "cp": parallel.cp, "tp": shape["tp"]}  # fmt: skip
     ways = " x ".join(f"{way} {size}" for way, size in sizes.items() if size > 1)
-    return f"{config.ranks} = {ways}{f', {parallel.pp_schedule}' if parallel.pp > 1 else ''}"
+    schedule = f", {parallel.pp_schedule}" if parallel.pp > 1 else ""
+    return f"{config.ranks} = {ways}{schedule}{f', ep {parallel.ep}' if parallel.ep > 1 else ''}"
 
 
 def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]:

@@ -136,8 +136,8 @@ class Broadcast:
 
     def _begin(self, whole: _Whole, device: torch.device) -> Future[Any]:
         """What the servers make of the bytes that are sent from here on."""
-        self._done(self._pause(device))
         described = whole.described()
+        self._done(self._pause(device))
         info = {
             "names": [name for name, _ in described],
             "dtype_names": [str(each.dtype).removeprefix("torch.") for _, each in described],

@@ -65,6 +65,21 @@ def mesh_of(parallel: Parallel, device: str) -> Mesh:
     return Ranks(parallel, device) if dist.is_initialized() else Mesh()
 
 
+def check(model: PreTrainedModel, parallel: Parallel, ranks: int) -> None:
+    """Whether a model, with or without its numbers, can be divided among so many ranks in this way.
+
+    Raises:
+        CapabilityError: it cannot, and why.
+    """
+    combinations.refuse(parallel, combinations.of_model(model))
+    if parallel.ep > 1:
+        check_experts(model, parallel.ep, parallel.shape(ranks)["parts"] // parallel.ep)
+    if parallel.cp > 1 and parallel.cp_style == "ulysses":
+        check_heads(model.config, parallel.cp, parallel.tp)
+    if parallel.tp > 1:
+        styles(model, parallel.tp)
+
+
 class Ranks(Mesh):
     """All processes of torch's process group.
 
@@ -147,18 +162,16 @@ class Ranks(Mesh):
         if isinstance(tensor, DTensor):
             placed = enumerate(tensor.placements)
             copies = math.prod(tensor.device_mesh.size(dim) for dim, each in placed if each.is_replicate())
-        return super().norm([local(tensor)]) ** 2 / copies
+        mine = super().norm([local(tensor)])
+        return mine * mine / copies  # infinite where ** would raise, on this rank alone
 
     def refuse(self, beside: Iterable[str]) -> None:
         combinations.refuse(self._parallel, beside)
 
     def divide(self, loaded: LoadedModel) -> LoadedModel:
         model = loaded.model
-        self.refuse(combinations.of_model(model))
-        if self._experts:
-            check_experts(model, self._parallel.ep, self._fsdp.size() // self._parallel.ep)
-        if ulysses := self._context is not None and self._parallel.cp_style == "ulysses":
-            check_heads(model.config, self._parallel.cp, self._parallel.tp)
+        check(model, self._parallel, self.size)
+        ulysses = self._context is not None and self._parallel.cp_style == "ulysses"
         memory = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
         self._plain[model] = copy.deepcopy(model, memory)
         # Adapters of a narrow model are float32, and so is what they compute.
