@@ -26,7 +26,6 @@ RANKS: dict[str, Any] = {"ranks": 2, "parallel": {"pp": 2}}
     [
         ({"algorithm": {"type": "ppo"}}, "trainer.parallel.pp = 2 with a critic"),
         ({"trainer": RANKS | {"micro_batch_tokens": 100}}, "with rows longer than"),
-        ({"trainer": RANKS | {"transfer": "nccl"}}, 'with `trainer.transfer = "nccl"`'),
         ({"trainer": RANKS | {"replay_routing": True}}, "with `trainer.replay_routing`"),
     ],
 )

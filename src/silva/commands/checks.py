@@ -68,7 +68,6 @@ def check_ranks(config: RunConfig) -> None:
             combinations.CRITIC: config.algorithm.critic,
             combinations.WALKS: long and bool(config.environments),
             combinations.REPLAY: config.replays_routing,
-            combinations.SENT: trainer.transfer == "nccl",
         }
         combinations.refuse(trainer.parallel, [name for name, holds in beside.items() if holds])
 

@@ -22,8 +22,8 @@ CHECKPOINTING, REPLAY = "`trainer.gradient_checkpointing`", "`trainer.replay_rou
 WALKS = "rows longer than `trainer.micro_batch_tokens`"
 INTERLEAVED = '`trainer.parallel.pp_schedule = "interleaved_1f1b"`'
 TIED, EXPERTS = "embeddings that are the head too", "a mixture of experts"
-OFFLOAD, SENT = "`trainer.parallel.offload`", '`trainer.transfer = "nccl"`'
-BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY, OFFLOAD, SENT)
+OFFLOAD = "`trainer.parallel.offload`"
+BESIDE = (LORA, CRITIC, REFERENCE, CHECKPOINTING, WALKS, TIED, EXPERTS, REPLAY, OFFLOAD)
 
 OTHERWISE = "transformers divides experts in another way than linear layers, which Silva does not do"
 REFUSED: dict[tuple[str, ...], str] = {
@@ -35,7 +35,6 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("pp", INTERLEAVED, TIED): "the end that is done with them first would wait for the other in mid-update",
     ("pp", WALKS): "stages compute a row in one piece",
     ("pp", REPLAY): "several micro-batches are under way in a stage, and a router replays one",
-    ("pp", SENT): "the first rank sends what it has, and other stages have the rest",
     ("tp", EXPERTS): OTHERWISE,
     ("tp", REPLAY): OTHERWISE,
 }
