@@ -296,6 +296,8 @@ def test_an_update_with_replayed_experts_is_that_of_one_rank(
 
     `again`: layers are computed again in the backward pass.
     """
+    if lora and ranks > 1 and not WORLD:
+        pytest.skip("torch keeps what adapters of experts come to in a cache that threads share")
     path, processes = folder / "moe", mesh_of(Parallel(), "cpu")
     if processes.rank == 0:
         moe.folder(path)
@@ -315,7 +317,6 @@ def test_an_update_with_replayed_experts_is_that_of_one_rank(
         return replace(loaded, dtype=torch.float64)
 
     keys: Any = {"model": model, "replay_routing": True}
-    again &= WORLD > 0  # torch keeps what adapters of experts come to in a cache that threads share
     ours, alone = make(ranks, budget=15, gradient_checkpointing=again, **keys), make(1, budget=10_000, **keys)
     assert ours.update(rows) == pytest.approx(alone.update(rows), rel=1e-6, abs=1e-8)
     torch.testing.assert_close(ours.weights(), alone.weights(), rtol=0, atol=1e-6)
