@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from silva.config.parts import EngineSettings
 
@@ -30,6 +30,6 @@ class EchoEngine(EngineSettings):
     type: Literal["echo"] = "echo"
 
     def command(
-        self, model: str, host: str, port: int, key: str, routes: bool = False
+        self, model: str, host: str, port: int, key: str, **needs: Any
     ) -> tuple[list[str], dict[str, str]]:
         return [sys.executable, "-c", SERVER, host, str(port)], {"ECHO_KEY": key}
