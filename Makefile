@@ -20,12 +20,13 @@ ARGS ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test lint chaos simulate peers clean chromium bwrap java
+.PHONY: help quickstart test quick lint chaos simulate peers clean chromium bwrap java
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make quickstart   install, then train SmolLM2-135M-Instruct to add numbers (about 5 minutes)"
-	@echo "make test         install, then run the tests (ARGS=\"-m 'not slow'\": three minutes of them)"
+	@echo "make test         install, then run the tests (about half an hour)"
+	@echo "make quick        install, then run those that are not slow (about two minutes)"
 	@echo "make lint         install, then run ruff and mypy"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
 	@echo "make simulate     play 1,000 runs in which everything fails (ARGS=\"--seeds 100000\", ARGS=\"--seed 7\")"
@@ -40,6 +41,10 @@ quickstart: $(INSTALLED)
 test: $(TESTED) chromium bwrap java
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-2} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 2 $(ARGS)
+
+quick: $(TESTED)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		--max-worker-restart 2 -m "not slow" $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

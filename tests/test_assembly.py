@@ -57,6 +57,7 @@ def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPa
         assert assembly.engine.machine["rows"] == "no number of rows gives equal bits"
 
 
+@pytest.mark.slow
 @pytest.mark.same_bits  # its engine takes its time, so that other requests share a step
 def test_a_run_of_parts_from_outside_is_the_same_run(tmp_path: Path) -> None:
     """An engine, a trainer, a rollout, a placement and an environment that are not Silva's own."""
@@ -97,6 +98,7 @@ def _without_perf(row: Mapping[str, float]) -> dict[str, float]:
     return {key: value for key, value in row.items() if not key.startswith("perf/")}
 
 
+@pytest.mark.slow
 def test_two_models_live_in_one_process() -> None:
     """Each with an engine and a trainer: what one does changes nothing of the other."""
     config = load(["@", str(CONFIG)], REGISTRIES).config
@@ -113,6 +115,7 @@ def _sampled(assembly: Assembly) -> tuple[int, ...]:
     return asyncio.run(assembly.engine.sample([1, 2, 3], SamplingParams(max_tokens=12, seed=4))).tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_a_run_says_that_torch_came_first(
     first: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -249,6 +249,7 @@ def test_diff(silva, trained):
     assert "output_dir" in json.dumps(rows) and "max_turn_tokens" not in json.dumps(rows)
 
 
+@pytest.mark.slow
 def test_eval_of_a_run_a_folder_and_scripts(silva, trained):
     def mean(*options):
         rows = json.loads(silva("eval", "@", "small.toml", "--json", *options))

@@ -24,6 +24,7 @@ def test_there_are_some():
     assert {"quickstart.toml", "frozen_lake_tiny.toml", "smoke.toml", "rivers.toml"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_loads(path, tmp_path):
     config = load([f"@{path}"], REGISTRIES, env={}, cwd=tmp_path).config
@@ -67,6 +68,7 @@ def test_what_the_pages_show_can_be_run(text, tmp_path):
             assert getattr(section, key) == tomllib.loads(f"x = {shown[0]}")["x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", sorted(ROOT.glob("benchmarks/environments/**/*.toml")), ids=lambda path: path.stem
 )

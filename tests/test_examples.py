@@ -21,6 +21,7 @@ def test_every_example_is_listed() -> None:
     assert set(re.findall(r"^- \[(\S+?)/?\]", page, re.MULTILINE)) == names
 
 
+@pytest.mark.slow
 def test_grpo_trains_and_shows_held_out_rewards(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ class Ring:
         self.itself = self
 
 
+@pytest.mark.slow
 def test_what_is_in_use_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings that nobody refers to any more are found after a while, and at the end."""
     seconds = [0.0]

@@ -45,6 +45,7 @@ def killed(folder: Path, *words: str) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_what_killed_processes_leave_is_removed_by_the_next_and_nothing_else(tmp_path: Path) -> None:
     others = [tmp_path / "silva-x3k1", tmp_path / "silva-socket", tmp_path / "sockets"]
     for other in others:

@@ -58,6 +58,7 @@ def test_the_first_seeds(tmp_path: Path) -> None:
     assert {*result["ends"]} <= {"through", "NoSignalError", "CheckpointError"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 10])
 def test_a_seed_is_the_same_seed_every_time(tmp_path: Path, seed: int) -> None:
     told: list[list[str]] = [[], []]

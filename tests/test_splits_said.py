@@ -126,6 +126,7 @@ def test_tasks_that_were_trained_on_are_named_by_eval_and_by_resume(silva):
     assert Path("runs/said/run.log").read_text().count(changed) == 1
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_code(silva):
     assert silva("rl", "@", "said.toml")[0] == 0
     before = Path("runs/said/ledger.jsonl").read_bytes()

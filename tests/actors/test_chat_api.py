@@ -169,6 +169,7 @@ def test_worlds_have_the_score_of_the_same_replies_played_locally() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_request_says_what_the_settings_say() -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, stop=("###",))
     _, server, _ = play(failing(), Calculator(), sampling=sampling, limit_name="max_tokens")
@@ -188,6 +189,7 @@ def test_a_request_says_what_the_settings_say() -> None:
 BUSY = {"error": {"message": "slow down", "code": "rate_limit_exceeded"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "pause"),
     [

@@ -72,6 +72,7 @@ def test_a_loss_is_saved_whole_with_its_origin(resolve: Resolve, tmp_path: Path)
     assert load(["@b.toml"], REGISTRIES, env={}, cwd=tmp_path).config == resolved.config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [

@@ -31,6 +31,7 @@ def broken(reply, answer):
 """
 
 
+@pytest.mark.slow
 def test_the_grade_of_a_tool_environment_is_attacked(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("towns.py").write_text(QA)

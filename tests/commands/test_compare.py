@@ -19,6 +19,7 @@ def solved(name: str) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_rows(silva):
     for seed in (0, 1):
         silva("@", "parity.toml", "--name", f"seed-{seed}", "--eval.sampling.temperature", 1 + seed,
@@ -62,6 +63,7 @@ def test_experts_and_random_play_change_sides_with_their_replies(silva):
     assert rows["maj@3"]["p"] == pytest.approx(2 / 2**12)  # all 12 tasks better: two of all signs
 
 
+@pytest.mark.slow
 def test_other_tasks_are_refused_and_shared_ones_compared(silva):
     silva("@", "sums.toml", "--policy", "expert", "--name", "all")
     silva("@", "sums.toml", "--policy", "random", "--name", "some", "--tasks", 5)
@@ -76,6 +78,7 @@ def test_other_tasks_are_refused_and_shared_ones_compared(silva):
     assert "these evaluations share no task" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

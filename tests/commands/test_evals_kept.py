@@ -78,6 +78,7 @@ def test_what_ends_it_early_loses_nothing(silva, monkeypatch, how):
     assert more == out and len(again) == 64 - kept and "finished before, so nothing is played" in err
 
 
+@pytest.mark.slow
 def test_the_page_has_every_transcript_and_the_summary_means(silva):
     out, _ = silva("@", "e.toml")
     folder = Path("evals/tiny-parity")
@@ -93,6 +94,7 @@ def test_the_page_has_every_transcript_and_the_summary_means(silva):
     assert found["means"]["solved"]["response_tokens"] == pytest.approx(sum(solved) / len(solved))
 
 
+@pytest.mark.slow
 def test_another_configuration_has_another_folder_or_is_refused(silva):
     silva("@", "e.toml", "--tasks", 2)
     silva("@", "e.toml", "--tasks", 3)

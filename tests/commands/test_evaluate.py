@@ -35,6 +35,7 @@ def test_every_episode_left_out_is_exit_code_3(tmp_path, monkeypatch, capsys, fo
         )
 
 
+@pytest.mark.slow
 def test_weights_are_played_here_and_never_by_servers_that_have_others(tmp_path, monkeypatch, capsys):
     """Nobody listens at the addresses: whoever asked there would wait or fail."""
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ def no_call(*_: object) -> None:
     raise AssertionError("the model was called")
 
 
+@pytest.mark.slow
 def test_the_same_reward_gives_the_same_bits_and_another_those_of_its_own_evaluation(silva, monkeypatch):
     silva("@", "sums.toml", "--policy", "random", "--name", "before")
     silva("@", "sums.toml", "--policy", "random", "--name", "by-f1", "--environments.0.reward",

@@ -84,6 +84,7 @@ bad.toml:2: stepz = 20
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "message"),
     [

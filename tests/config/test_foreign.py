@@ -22,6 +22,7 @@ def test_every_nearest_key_exists_and_stands_in_the_table():
         assert "| " + " | ".join(f"`{key}`" if key else "" for key in row) + " |" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

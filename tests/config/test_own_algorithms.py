@@ -89,6 +89,7 @@ def resolved(*options: str, cwd: Path | None = None, own_code: bool = True) -> A
     return load(line, REGISTRIES, env={}, cwd=cwd, own_code=own_code).config
 
 
+@pytest.mark.slow
 def test_a_run_with_parts_of_ones_own(own: str, tmp_path: Path) -> None:
     """All five at once; the metrics of the loss are its own."""
     algorithm = {"type": f"{own}:Mine", "boldness": 2.0, "advantage": f"{own}:centred",
@@ -132,6 +133,7 @@ def test_a_process_loads_no_code_that_others_name(own: str) -> None:
     assert resolved("--algorithm.loss", f"{own}:loss", own_code=False).algorithm.loss.type == f"{own}:loss"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
     [

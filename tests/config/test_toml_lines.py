@@ -3,6 +3,7 @@
 import tomllib
 from typing import Any
 
+import pytest
 import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -182,6 +183,7 @@ class Writer:
                 self.table(item, (*path, key, index), (*names, key))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data(), st.dictionaries(KEYS, VALUES, max_size=4))
 def test_generated_documents(data: st.DataObject, document: dict):

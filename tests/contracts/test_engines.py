@@ -82,6 +82,7 @@ def test_every_token_has_its_numbers(engine: Engine) -> None:
         assert all(math.isfinite(x) and x >= 0 for x in found.entropies)
 
 
+@pytest.mark.slow
 def test_requests_together_are_answered_as_alone(engine: Engine) -> None:
     prompts = [PROMPT[: 3 + i] for i in range(8)]  # more than run at once
     together = ask(engine, *prompts)

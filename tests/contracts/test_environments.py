@@ -348,6 +348,7 @@ def test_no_failure_earns_as_much_as_a_success(taskset: TaskSet) -> None:
         assert told[-1].metrics["success"] == 1.0 or earned(told) < full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "nonsense",
     [

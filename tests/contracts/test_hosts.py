@@ -76,6 +76,7 @@ def run(assembly: Assembly, work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(reached())
 
 
+@pytest.mark.slow
 def test_the_engine_answers_as_it_does_in_this_process(assembly: Assembly, tmp_path: Path) -> None:
     async def sampled(parts: Assembly) -> Completion:
         return await parts.engine.sample([1, 2, 3], SamplingParams(max_tokens=12, seed=4))

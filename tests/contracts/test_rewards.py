@@ -251,6 +251,7 @@ PIECES = ["<answer>", "</answer>", "<think>", "</think>", "\\boxed{", "}", "{", 
 LETTERED = [name for name, case in CASES.items() if case.answer == ANSWER and not case.needs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LETTERED)
 @settings(max_examples=60)
 @given(reply=st.lists(st.sampled_from(PIECES), max_size=8).map("".join) | st.text(max_size=30))

@@ -23,6 +23,7 @@ def converted(source: Path | str, to: str, output: Path) -> Converted:
     return convert_model(str(source), to, output, None, overwrite=False, on_tensor=quiet)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_or_written_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = folder(tmp_path / "base", "llama")
     run = tmp_path / "runs" / "lake"

@@ -131,6 +131,7 @@ REPLY = st.builds(
 TURN = st.tuples(st.builds(lambda text: Message("user", text), WORDS), REPLY)
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.lists(TURN, min_size=1, max_size=3), st.sampled_from(sorted(WRITERS)))
 @settings(max_examples=150)
 def test_nothing_is_lost_in_silence(system: bool, turns: list[tuple[Message, Message]], to: str) -> None:

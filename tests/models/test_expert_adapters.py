@@ -107,6 +107,7 @@ def test_what_experts_cannot_have_is_refused(tmp_path: Path, lora: dict[str, obj
         load(folder(tmp_path / "m", num_hidden_layers=1), **lora)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
 def test_merged_and_folded_experts_give_the_logits_of_their_adapters(tmp_path: Path, family: str) -> None:
     path = folder(tmp_path / "m", family)
@@ -172,6 +173,7 @@ def test_adapters_of_experts_go_to_another_process_as_a_folder(tmp_path: Path) -
         load_weights(load(path, alpha=2.0), weight_folder(tmp_path / "w"))
 
 
+@pytest.mark.slow
 def test_the_engine_samples_from_adapted_experts_also_after_an_update(tmp_path: Path) -> None:
     """Its linear layers are large enough to be packed, with layers of attention adapted too."""
     loaded = grown(folder(tmp_path / "m", hidden_size=320, head_dim=160))

@@ -137,6 +137,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
         load_model(PretrainedModel(name=str(folder)), seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tiny", "folder", "gguf"])
 def test_a_model_larger_than_memory_is_refused_before_it_is_loaded(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str

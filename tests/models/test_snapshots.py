@@ -46,6 +46,7 @@ def changed(model: TinyModel, lora: Lora | None, **seed: int) -> LoadedModel:
 ADAPTERS = Lora(rank=2, alpha=4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "lora", "seed", "words"),
     [

@@ -65,6 +65,7 @@ def load(name: str, dtype: str = "float32") -> LoadedModel:
     return load_model(PretrainedModel.model_validate({"name": name, "dtype": dtype}), seed=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("lora", [None, Lora(rank=2, targets=("q_proj", "down_proj"))])
 def test_a_checkpoint_has_the_weights_that_its_export_has(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
@@ -70,7 +71,11 @@ def test_resume_takes_back_rollouts_of_later_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_tensorboard_gets_finite_scalars_and_a_resume_hides_later_ones(tmp_path: Path) -> None:
+def test_tensorboard_gets_finite_scalars_and_a_resume_hides_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Names of files end with a counter of the process, and are read in the order of texts: "10" before "9".
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     with make(tmp_path, tensorboard=True) as monitor:
         for step in (1, 2, 3):
             monitor.step(step, {"reward/raw": step / 4, "train/loss": float("nan")})

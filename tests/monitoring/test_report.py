@@ -69,6 +69,7 @@ def test_hostile_run_name_is_escaped(tmp_path: Path) -> None:
     assert "<title>&lt;/script&gt;" in text
 
 
+@pytest.mark.slow
 def test_only_the_script_of_the_page_may_run(run_directory: Path) -> None:
     text = (run_directory / "report.html").read_text("utf-8")
     script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[-1]
@@ -80,6 +81,7 @@ def test_only_the_script_of_the_page_may_run(run_directory: Path) -> None:
     assert "innerHTML" not in script
 
 
+@pytest.mark.slow
 def test_headline_comes_from_the_summary(data: dict[str, Any]) -> None:
     headline = data["headline"]
     assert headline["finished"]

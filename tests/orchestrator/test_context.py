@@ -53,6 +53,7 @@ def test_all_who_play_are_shown_the_same_and_rows_are_what_was_sampled_from(tmp_
     assert abs(row["train/mismatch_kl"]) < 1e-12 and row["train/ratio"] == pytest.approx(1.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_so_do_evaluations_and_plans(tmp_path, shown) -> None:
     config = load([], REGISTRIES, values=keys(tmp_path)).config
     evaluate_config(config, policy="expert")

@@ -163,6 +163,7 @@ def breaking(monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_is_skipped_and_counted(tmp_path, breaking):
     breaking({3})  # the first of step 2
     outcome = train(tmp_path)

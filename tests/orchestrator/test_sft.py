@@ -66,6 +66,7 @@ def test_the_weights_after_a_warm_start_are_on_disk_before_anything_else(tmp_pat
     assert log(tmp_path).count("supervised steps") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [{}, {"model.lora.rank": 2}])
 def test_the_reference_is_the_policy_after_its_warm_start(tmp_path, lora):
     """And stays it. Before the warm start the adapters are the identity: their B is 0."""

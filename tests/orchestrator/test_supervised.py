@@ -148,6 +148,7 @@ def test_nothing_can_be_played_without_environments(tmp_path: Path) -> None:
         silva.train(keys(tmp_path))
 
 
+@pytest.mark.slow
 def test_rows_are_mixed_into_the_updates_of_rl(tmp_path: Path) -> None:
     """Adding them changes nothing of what the loss of RL says of the first step."""
     alone = small(tmp_path / "alone")

@@ -33,6 +33,7 @@ def test_every_form_can_be_set() -> None:
     assert set(get_args(Rendering.model_fields["tools"].annotation)) == {"auto", *FORMS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [name for name in FORMS if name != "tags"])
 @settings(deadline=None, max_examples=40)
 @given(

@@ -40,6 +40,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": 
 ADD = ToolCall("add", {"a": 1}, "1")
 
 
+@pytest.mark.slow
 @given(REPLIES, st.sampled_from(["reasoning_content", "reasoning"]))
 def test_a_reply_goes_there_and_back(reply: Message, field: str) -> None:
     entry = reply_entry(reply, [call.id for call in reply.tool_calls], field)

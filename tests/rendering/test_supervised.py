@@ -220,6 +220,7 @@ said = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     name=st.sampled_from([*sorted(TEMPLATES), CUSTOM]),

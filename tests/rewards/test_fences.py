@@ -82,6 +82,7 @@ def test_a_block_that_defines_the_function_goes_before_later_ones() -> None:
     assert find_code(reply, "other") == "print(add(1, 2))\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "code"),
     [("`" * 100_000 + "x", None), ("```" + " " * 100_000 + "`", None), ("```\n" * 30_000, ""),

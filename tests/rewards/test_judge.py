@@ -87,6 +87,7 @@ def test_what_is_no_answer_is_not_shown(reply: str) -> None:
         assert server.bodies == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

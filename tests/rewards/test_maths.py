@@ -166,6 +166,7 @@ def test_no_answer_is_none(reply: str) -> None:
     assert grade(REWARD, reply, "5") == Score(0.0, False, {"answered": 0.0, "too_hard": 0.0})
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_too_long_is_not_solved_and_the_next_one_is_read() -> None:
     assert grade(HURRIED, "\\boxed{9^{9^{9^9}}}", "\\sqrt5") == Score(
         0, False, {"answered": 1, "too_hard": 1}
@@ -180,6 +181,7 @@ def test_an_answer_that_cannot_be_compared_is_not_solved() -> None:
     assert not grade(REWARD, "\\boxed{" + "1+" * 2000 + "1}", "2001").solved  # too long to be compared
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_gives_no_result_and_is_started_again() -> None:
     worker = Worker(5)
     assert worker.ask("\\frac12", ["0.5"]) is True
@@ -245,6 +247,7 @@ def test_what_is_missing_is_said(monkeypatch) -> None:
         Math().build()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
 def test_answers_of_math_500_equal_themselves_and_no_others() -> None:
     """Each equals itself in four spellings, and differs from two others; a few differ in a unit alone."""

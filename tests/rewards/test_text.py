@@ -264,6 +264,7 @@ def test_numbers_pass_exactly_if_they_are_equal(reply: str, answer: Fraction) ->
     assert exact_match(reply, str(value.numerator)) == (value.denominator == 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     answer=st.text("aC5.-+−#%!? '\"*,/0", max_size=5),

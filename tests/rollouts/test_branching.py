@@ -95,6 +95,7 @@ def test_roots_alone_are_linear_rollouts_bit_for_bit() -> None:
     assert grow(group_size=5, initial_rollouts=5, branch_probability=1.0) == asyncio.run(run())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.integers(2, 20),
@@ -181,6 +182,7 @@ def test_a_budget_that_is_not_used_becomes_roots() -> None:
     assert len({t.episode for t in leaves}) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -291,6 +293,7 @@ def test_an_episode_without_a_result_is_played_again_as_a_root() -> None:
     assert [t.parent for t in kept] == [None, "s1g0/0", None, "s1g0/1"]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     size=st.integers(4, 12),

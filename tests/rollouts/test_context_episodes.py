@@ -307,6 +307,7 @@ def test_actors_that_play_through_messages_see_the_same(
     assert chat.requests[-1].max_tokens == left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*TEMPLATES} - {"r1"}))  # the script leaves its thoughts open
 @pytest.mark.parametrize("context", [LastTurns(turns=1), HideObservations(), SingleTurn(turns=1)])
 def test_every_chat_template_takes_it(run, name: str, context: ContextSettings) -> None:

@@ -47,6 +47,7 @@ def sampled(engine: LocalEngine, params: SamplingParams) -> Completion:
     return run(engine.sample(PROMPT, params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

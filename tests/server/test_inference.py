@@ -338,6 +338,7 @@ async def test_a_load_waits_for_the_one_before_it(renderer: Renderer, tmp_path: 
     assert order in (["begin 1", "end 1", "begin 2", "end 2"], ["begin 2", "end 2", "begin 1", "end 1"])
 
 
+@pytest.mark.slow
 def test_silva_s_own_client_gets_the_engine_s_own_results(
     engine: LocalEngine,
     renderer: Renderer,

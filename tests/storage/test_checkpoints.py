@@ -222,6 +222,7 @@ for step in (1, 2, 3):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [

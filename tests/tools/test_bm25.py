@@ -72,6 +72,7 @@ def test_queries_of_several_words_are_scored_by_the_formula(k1, b) -> None:
 PASSAGES = DATA / "2wiki_corpus.json"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not PASSAGES.is_file(), reason=f"needs {PASSAGES}")
 def test_real_passages(tmp_path) -> None:
     index = Bm25.open(PASSAGES, cache=tmp_path)

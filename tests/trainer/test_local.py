@@ -35,6 +35,7 @@ from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, OptimParams, Sample, Snapshot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [1, 25, 60, 10_000])
 def test_gradient_does_not_depend_on_the_cut(tiny: Make, make_samples: Rows, budget: int) -> None:
     """The float64 tiny model keeps float64 in its norms; with HF's own this would show 1e-8 at best."""
@@ -116,6 +117,7 @@ def test_gradient_checkpointing_changes_nothing(tiny: Make, make_samples: Rows, 
     assert runs == [1, 2]  # forward, and once more during backward
 
 
+@pytest.mark.slow
 def test_metrics_are_token_means_of_the_whole_update(tiny: Make, make_samples: Rows) -> None:
     loaded, samples = tiny("float64"), make_samples([9, 30, 4, 17])
     masks = [sample.loss_weights > 0 for sample in samples]
@@ -260,6 +262,7 @@ def test_work_runs_on_the_compute_thread(tiny: Make, make_samples: Rows) -> None
     assert metrics == train(make_trainer(tiny()), make_samples([9, 30]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trunk", ["own", "policy"])
 def test_after_a_restart_a_trainer_is_as_new(tiny: Make, make_samples: Rows, trunk: Any) -> None:
     loaded = tiny(lora=True)

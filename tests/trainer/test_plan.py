@@ -105,6 +105,7 @@ def test_nothing_is_above_the_budget_where_nothing_is_walked(
         planning.plan([np.zeros(31)], 30, walk=False)
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))
 def test_all_ranks_make_the_passes_of_the_largest_trie_of_a_round(
     rows: list[np.ndarray], budget: int, ranks: int
@@ -124,6 +125,7 @@ def test_only_a_whole_family_exceeds_the_budget(rows: list[np.ndarray], budget: 
             assert micro_batch == [i for i, row in enumerate(rows) if int(row[0]) in first]
 
 
+@pytest.mark.slow
 @given(ROWS.filter(lambda rows: 0 < len(rows) <= 8), st.integers(1, 40))
 def test_no_other_cut_of_the_sorted_rows_is_cheaper(rows: list[np.ndarray], budget: int) -> None:
     """Against every cut there is, one by one."""
@@ -160,6 +162,7 @@ def test_no_rank_is_ahead_by_more_than_all_rounds_allow(
     assert max(loads) - min(loads) <= largest * max(1, len(dealt[0]))
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))
 def test_a_cost_is_that_of_every_token_and_of_what_it_attends_to(
     rows: list[np.ndarray], budget: int, ranks: int

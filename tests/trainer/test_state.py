@@ -44,6 +44,7 @@ def train(
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lora", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_training_goes_on_bit_for_bit(
     tiny: Make, make_samples: Rows, tmp_path: Path, lora: bool, dtype: str
@@ -186,6 +187,7 @@ def with_critic(
     return LocalTrainer(Learner(loaded, settings, seed=seed, critic=True)), rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trunk", "lora"), [("own", True), ("policy", False)])
 def test_a_critic_goes_on_bit_for_bit(
     tiny: Make, make_samples: Rows, tmp_path: Path, trunk: str, lora: bool

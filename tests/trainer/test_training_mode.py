@@ -55,6 +55,7 @@ def first_update(loaded: LoadedModel, samples: list[Sample], **changes: Any) -> 
     return {**metrics, **asyncio.run(optim_step(trainer))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", DROPOUT)
 def test_ratios_are_1_on_the_first_update(make_samples: Rows, family: str, checkpointing: bool) -> None:

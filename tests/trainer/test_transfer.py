@@ -182,6 +182,7 @@ def test_of_lora_only_the_adapters_are_written(make: Make, tiny: Tiny) -> None:
     assert size < file.stat().st_size < size + 8192 < whole
 
 
+@pytest.mark.slow
 @pytest.mark.same_bits
 @pytest.mark.parametrize("lora", [False, True])
 def test_an_engine_that_loads_it_samples_the_trainers_own_bits(

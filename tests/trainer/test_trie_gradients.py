@@ -168,6 +168,7 @@ SIZES = {"vocab_size": 262, "hidden_size": 32, "intermediate_size": 64, "num_hid
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 9])
 @pytest.mark.parametrize(
     "config",

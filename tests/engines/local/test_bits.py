@@ -164,6 +164,7 @@ def test_a_reply_has_the_bits_of_the_same_tokens_in_a_prompt(stepped: Stepped, k
     assert play(stepped, loaded, [*jobs, *follow], schedule) == replies + alone(stepped, loaded, follow)
 
 
+@pytest.mark.slow
 def test_any_number_of_threads_that_share_the_work_does(tiny_model: LoadedModel, stepped: Stepped) -> None:
     """With three threads shares end within a vector: torch's own SiLU then depends on the batch."""
     before = torch.get_num_threads()

@@ -91,6 +91,7 @@ def test_chances_are_shares_of_hits() -> None:
     assert chances.of(sure) < 0.15
 
 
+@pytest.mark.slow
 @given(
     chances=st.lists(st.lists(st.floats(0, 1), max_size=4), min_size=1, max_size=4),
     row=st.floats(0.001, 1),

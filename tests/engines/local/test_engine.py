@@ -38,6 +38,7 @@ def answer(engine: LocalEngine, tokens: Sequence[int], max_tokens: int = 4, **pa
 # --- continuous batching
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [prompt(30, 9), prompt(40, 0)[:30], prompt(90, 5)[:60] + prompt(3)])
 def test_a_late_request_gets_its_first_token_within_two_steps(
     tiny_model: LoadedModel, stepped: Stepped, late: list[int]

@@ -64,6 +64,7 @@ async def play(engine: LocalEngine, stepper: Any, asked: Sequence[Job]) -> list[
     return [task.result() for task in tasks]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", [{}, {"max_concurrent": 2, "cached_sequences": 1, "prefill_tokens": 37}])
 def test_recorded_experts_are_those_of_transformers(moe: LoadedModel, stepped: Stepped, limits: dict) -> None:
     """In prefill, decoding, from cached and shared prefixes, for followers and for drafts."""

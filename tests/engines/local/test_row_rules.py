@@ -39,6 +39,7 @@ def sample(engine: LocalEngine) -> list[Completion]:
     return asyncio.run(run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", FORCED, ids=lambda rules: rules.describe())
 def test_sampling_under_any_rules(
     rules: RowRules,

@@ -118,6 +118,7 @@ def test_new_weights_give_the_memory_back(
     assert engine.cache.nbytes == 0 and len(freed) == 1  # what the trainer has left goes too
 
 
+@pytest.mark.slow
 def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:
     wide = load_model(TinyModel(layers=1, width=512, heads=8, kv_heads=8), seed=0)  # wide enough to pack
     engine = make_engine(wide, prepack_weights=True)

@@ -60,6 +60,7 @@ def wrong(settings) -> list[tuple[str, str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_its_line_is_named(fault: str) -> None:
     name, words, line = FAULTS[fault]
@@ -90,6 +91,7 @@ def test_without_a_fault_nothing_is_found_and_what_was_seen_is_said() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["guess_number", "calculator", "reverse_text", "dataset", "wiki_search"])
 def test_nothing_is_wrong_with_environments_of_silva(name: str) -> None:
     assert name in OWN

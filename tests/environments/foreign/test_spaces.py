@@ -34,6 +34,7 @@ def test_every_action_is_read_as_it_was_written(space) -> None:
         assert actions.write(again) == actions.write(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", READABLE, ids=str)
 @given(
     reply=st.text(max_size=30)

@@ -101,6 +101,7 @@ def test_nothing_is_wrong_with_the_recorded_game(recorded) -> None:
     assert wrong(MASTERMIND) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Mastermind-v0", "GuessTheNumber-v0", "LightsOut-v0"])
 def test_the_real_library(name) -> None:
     pytest.importorskip("textarena", reason="pip install textarena")
@@ -131,6 +132,7 @@ def test_what_cannot_be_played_is_said_at_the_start(name, words) -> None:
         TextArena(id=name).taskset()
 
 
+@pytest.mark.slow
 def test_a_game_that_counts_needs_to_know_what_a_success_is() -> None:
     with pytest.raises(ConfigError, match="Set-v0 pays the sets found in 20 turns: set solved_at"):
         TextArena(id="Set-v0").taskset()

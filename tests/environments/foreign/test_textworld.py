@@ -142,6 +142,7 @@ def test_the_expert_follows_the_walkthrough_then_the_engine(fake) -> None:
     assert asyncio.run(run("take coin")) == "go East</answer>"  # no plan is known: a possible command
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_the_fake(fake) -> None:
     assert wrong(fake) == []
 

@@ -55,6 +55,7 @@ def test_as_many_different_games_as_are_wanted_on_each_side(tmp_path) -> None:
     assert games[0].path == tmp_path / "a" / games[0].name and games[0].walkthrough == ("go east",)
 
 
+@pytest.mark.slow
 def test_a_seed_decides_which_games_and_a_larger_set_has_the_smaller_one(tmp_path) -> None:
     games = made(wanted(), tmp_path / "a", "mine")
     assert [g.name for g in made(wanted(), tmp_path / "b", "mine")] == [g.name for g in games]
@@ -79,6 +80,7 @@ def test_games_that_cannot_be_made_are_left_out(tmp_path) -> None:
     assert len(games) == 8 and all(int(game.path.stem) % 2 for game in games)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "words"),
     [({"different": 3}, "of 6 games to train on"), ({"broken": 1}, "too many rooms")],

@@ -174,6 +174,7 @@ def test_nothing_to_show_is_said() -> None:
         settings(path="rows.jsonl", rows=ROWS)
 
 
+@pytest.mark.slow
 def test_a_worker_process_plays_the_same_episode() -> None:
     apart, here = apart_and_here(settings(rows=ROWS), [guess(1, 2, 3), DONE])
     assert apart == here

@@ -112,6 +112,7 @@ def test_a_change_of_tools_shows_the_whole_context(replies_to) -> None:
     assert [message.role for message in second.observation.messages] == ["tool"]
 
 
+@pytest.mark.slow
 def test_the_expert_searches_with_words_of_the_question(play_out) -> None:
     """Nearly always; only where they do not find the page it searches for its title."""
     taskset = BrowseCompPlusSearch(eval_size=60).taskset()

@@ -95,6 +95,7 @@ def test_a_wrong_file_is_explained(rows_file, row: dict[str, Any], said: str) ->
         WikiSearch(questions=rows_file([{"question": "Where?", "answer": "here", **row}])).taskset()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
 @pytest.mark.parametrize("settings", [WikiSearch, BrowseCompPlusSearch])
 def test_hotpotqa_with_its_paragraphs(settings: Any) -> None:
@@ -113,6 +114,7 @@ def test_hotpotqa_with_its_paragraphs(settings: Any) -> None:
     assert len(found) >= 0.98 * len(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="there is no shared/data beside the project")
 def test_passages_of_2wiki() -> None:
     files = {"questions": str(DATA / "bamboogle_125.jsonl"), "corpus": str(DATA / "2wiki_corpus.json")}

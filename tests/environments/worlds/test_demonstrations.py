@@ -45,6 +45,7 @@ def expert(first, play_out):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "expected"),
     [

@@ -71,6 +71,7 @@ def solve(task: Task) -> str:
     return re.search(r"river (\w+)\." if "river" in question else r"founded in (\d+)", town)[1]
 
 
+@pytest.mark.slow
 def test_made_up_questions_have_the_answer_that_reading_gives() -> None:
     taskset = HotpotQA().taskset()
     kinds = Counter()

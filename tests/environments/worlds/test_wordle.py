@@ -93,6 +93,7 @@ def test_the_compact_style_shows_marks_alone(first, replies_to) -> None:
     assert list(map(said, steps)) == ["YYY", "G-G", "GGG"]
 
 
+@pytest.mark.slow
 def test_the_expert_finds_every_word() -> None:
     """In the five guesses that its entropy needs at most; it knows the list, never the secret."""
     made = Wordle()
