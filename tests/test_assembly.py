@@ -29,6 +29,7 @@ from silva.types import SamplingParams
 CONFIG = Path(__file__).parents[1] / "configs" / "smoke.toml"
 
 
+@pytest.mark.slow
 def test_garbage_collection_leaves_out_what_is_loaded_until_the_command_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

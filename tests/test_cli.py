@@ -60,6 +60,7 @@ def test_overview_names_every_command_and_exit_code(silva):
     assert "0 done, 1 the run failed, 2 the input was wrong, 3 training gave up or taught nothing" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_usage_and_an_example(silva, command):
     text = silva(command, "--help")
@@ -91,6 +92,7 @@ def test_options_of_a_command_are_taken_out():
     assert given.rest == ["@", "a.toml", "--seed", "3", "--json=yes"]
 
 
+@pytest.mark.slow
 def test_help_of_a_section(silva):
     assert silva("rl", "--help", "trainer.optimizer").startswith("[trainer.optimizer]\n  lr = 1e-5\n")
     assert '[algorithm] type = "ppo"' in silva("eval", "--help", "algorithm.ppo")
@@ -173,6 +175,7 @@ def test_play_ends_with_the_input(silva, monkeypatch):
     assert "Left" in silva("envs", "play", "frozen_lake", "--size", 3)
 
 
+@pytest.mark.slow
 def test_schema_describes_shipped_files(silva):
     schema = json.loads(silva("schema"))
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -185,6 +188,7 @@ def test_schema_describes_shipped_files(silva):
     assert "#:schema ./silva.schema.json" in silva("schema", "--help")
 
 
+@pytest.mark.slow
 def test_doctor(silva):
     findings = json.loads(silva("doctor", "--json"))
     assert findings["silva"] == package.__version__ and findings["packages"]["torch"]

@@ -55,6 +55,7 @@ SNIPPETS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SNIPPETS, ids=lambda text: "-".join(re.findall("[a-z_]+", text)[:4]))
 def test_what_the_pages_show_can_be_run(text, tmp_path):
     assert len(SNIPPETS) >= 5

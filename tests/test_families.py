@@ -140,6 +140,7 @@ def test_a_family_is_sampled_and_trained_as_transformers_runs_it(
     torch.testing.assert_close(trained.double(), wanted, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "words"),
     [

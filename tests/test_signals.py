@@ -57,6 +57,7 @@ def test_a_program_that_uses_the_library_keeps_its_own_handlers():
 PART = "signals.end_at_once(); signals.end_as_a_part(); signals.be_caught()\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", NUMBERS)
 def test_a_part_listens_to_its_supervisor_alone(ignored):
     code = f"""

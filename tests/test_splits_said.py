@@ -98,6 +98,7 @@ def silva(tmp_path, monkeypatch, capsys):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["rl", "eval"])
 def test_a_world_whose_splits_overlap_is_refused(silva, command):
     code, _, err = silva(command, "@", "said.toml", "--environments.0.type", "letters.py:Overlap")

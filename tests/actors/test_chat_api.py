@@ -213,6 +213,7 @@ def test_a_fault_that_passes_costs_a_pause_and_nothing_else(
     assert actor.notes[0].startswith(f"m: {len(server.bodies)} requests (1 retries, 0 without a reply)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "settings", "error"),
     [
@@ -279,6 +280,7 @@ def test_a_call_without_arguments_is_answered_by_the_world(clock) -> None:
     assert server.bodies[1]["messages"][-1]["content"].startswith("Error: tool call 1: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

@@ -114,6 +114,7 @@ def sequences(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return float64(*values), float64(*rewards) * kept, kept, torch.tensor(new_turn).long().cumsum(0)
 
 
+@pytest.mark.slow
 @given(sequences(), rates, rates, eighths)
 @settings(max_examples=100, deadline=None)
 def test_bi_level_gae_of_one_turn_is_gae(
@@ -128,6 +129,7 @@ def test_bi_level_gae_of_one_turn_is_gae(
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 @given(sequences(), rates)
 @settings(max_examples=100, deadline=None)
 def test_gae_between_its_two_ends(sequence: tuple[Tensor, ...], gamma: float) -> None:

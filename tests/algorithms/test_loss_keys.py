@@ -29,6 +29,7 @@ def resolve(tmp_path: Path) -> Resolve:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "line", "loss"),
     [

@@ -175,6 +175,7 @@ def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None
     assert made[-1].closed == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -220,6 +220,7 @@ def test_slurm_begins_a_run_that_the_configuration_allows(monkeypatch: pytest.Mo
     assert config.placement.address == "head:23456" and config.name == "ray"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "missing"), [("ray.toml", ["the cluster's token"]), ("torchrun.toml", ["the key of trainer"])]
 )

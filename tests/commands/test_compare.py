@@ -48,6 +48,7 @@ def test_the_numbers_are_those_of_the_rows(silva):
     assert found["notes"] == ["seed-0 and seed-1 also differ in eval.sampling.temperature"]
 
 
+@pytest.mark.slow
 def test_experts_and_random_play_change_sides_with_their_replies(silva):
     silva("@", "sums.toml", "--policy", "random", "--name", "random")
     silva("@", "sums.toml", "--policy", "expert", "--name", "expert")

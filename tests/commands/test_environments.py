@@ -56,6 +56,7 @@ def test_a_check_that_finds_nothing(capsys) -> None:
     assert text.endswith("nothing is wrong\n")
 
 
+@pytest.mark.slow
 def test_a_check_of_a_file_that_finds_faults(capsys, monkeypatch) -> None:
     monkeypatch.chdir(FAULTY.parent)
     assert cli.main(["envs", "check", "faulty.py", "--fault", "crash"]) == 1

@@ -69,6 +69,7 @@ def test_suites_are_listed(silva):
     assert [row["name"] for row in json.loads(silva("--list", "--json")[0])] == [*SUITES]
 
 
+@pytest.mark.slow
 def test_a_cap_that_is_met_keeps_what_was_paid_for(silva, server):
     """A request costs 18e-6 (10 tokens of input, 4 of output); one more may cost the bytes of its prompt."""
     Path("api.toml").write_text(API.format(url=server.url))

@@ -109,6 +109,7 @@ def test_another_configuration_has_another_folder_or_is_refused(silva):
     assert read("@", "e.toml", "--policy", "expert", "--model.dtype", "bfloat16").model == {}
 
 
+@pytest.mark.slow
 def test_pass_at_chosen_k(silva):
     out, _ = silva("@", "e.toml", "--json", "--eval.pass_at=[1,3]")
     means = {row["metric"]: row["mean"] for row in json.loads(out)}
@@ -122,6 +123,7 @@ def read(*arguments: str) -> EvalRequest:
     return asked(COMMANDS["eval"].read("eval", list(arguments)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("api", APIS)
 def test_an_api_by_its_name(silva, api):
     found = read("@", "e.toml", "--api", api, "--model", "some/model")

@@ -132,6 +132,7 @@ def test_a_dry_run_plays_in_one_process_what_ranks_will_train(tmp_path, monkeypa
     assert "ranks = 2" in text and "memory: about" in text
 
 
+@pytest.mark.slow
 def test_torch_built_for_cuda_takes_more_memory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.toml").write_text(CONFIG)

@@ -38,6 +38,7 @@ def rows_of(folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("synth", folder, "dialogues.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["auto", "tags"])
 def test_a_row_is_trained_on_the_tokens_that_were_played(synth, form):
     """Two questions, two calls, two answers: the tools on offer stand in the prompt."""
@@ -151,6 +152,7 @@ def test_what_an_evaluation_set_asks_is_left_out_and_reported(synth):
     assert f"held.jsonl: {left} left out by 17 words in a row that one of its 20 questions has" in out
 
 
+@pytest.mark.slow
 def test_a_cap_that_is_met_writes_the_rows_that_were_paid_for(synth, server):
     """A request costs 18e-6: 10 tokens of input, 4 of output."""
     Path("api.toml").write_text(API.format(url=server.url))

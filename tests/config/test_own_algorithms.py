@@ -103,6 +103,7 @@ def test_a_run_with_parts_of_ones_own(own: str, tmp_path: Path) -> None:
     assert f"{json.dumps(f'{own}:later')}" in saved and "boldness = 2.0" in saved
 
 
+@pytest.mark.slow
 def test_files_are_relative_to_the_folder(own: str, tmp_path: Path) -> None:
     config = resolved("--algorithm.loss", "own.py:loss", "--algorithm.credit=own.py:later", cwd=tmp_path)
     assert (config.algorithm.loss.type, config.algorithm.loss.max_tv) == (f"{own}:loss", 0.2)
@@ -125,6 +126,7 @@ def test_what_crosses_to_a_trainer_is_checked_there(own: str) -> None:
     assert found.tolist() == [-1.0, 0.0] and metrics["moved"].tolist() == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_process_loads_no_code_that_others_name(own: str) -> None:
     for key, name in (("algorithm.loss", "loss"), ("algorithm", "Mine"), ("rollout", "Straight")):
         with pytest.raises(ConfigError, match="loads no code that others name"):

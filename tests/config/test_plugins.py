@@ -157,6 +157,7 @@ def extended(registries, write, tmp_path, monkeypatch):
     sys.modules.pop("outside_parts", None)
 
 
+@pytest.mark.slow
 def test_parts_from_outside_give_a_configuration(extended, write, tmp_path):
     def resolved(*argv):
         return load(["--environments.0.type=toy", *argv], extended, env={}, cwd=tmp_path)
@@ -194,6 +195,7 @@ def test_parts_from_outside_give_a_configuration(extended, write, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_help_and_schema_show_parts_from_outside(extended):
     def page(topic):
         return help_text("silva rl", "silva rl: train by RL", extended, topic)

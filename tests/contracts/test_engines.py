@@ -90,6 +90,7 @@ def test_requests_together_are_answered_as_alone(engine: Engine) -> None:
     assert [found.tokens for found in together] == [found.tokens for found in alone]
 
 
+@pytest.mark.slow
 def test_a_stop_token_is_the_last_one(engine: Engine) -> None:
     (free,) = ask(engine, PROMPT)
     stop = free.tokens[2]
@@ -98,6 +99,7 @@ def test_a_stop_token_is_the_last_one(engine: Engine) -> None:
     assert found.stop_reason == "stop_token"
 
 
+@pytest.mark.slow
 def test_the_context_holds_prompt_and_answer(engine: Engine) -> None:
     full = list(range(CONTEXT - 2))
     (found,) = ask(engine, full)
@@ -108,6 +110,7 @@ def test_the_context_holds_prompt_and_answer(engine: Engine) -> None:
     assert len(ask(engine, PROMPT)[0].tokens) == 6
 
 
+@pytest.mark.slow
 def test_a_request_that_is_cancelled_leaves_the_others_alone(engine: Engine) -> None:
     async def run() -> list[Completion]:
         asked = [
@@ -125,6 +128,7 @@ def test_a_request_that_is_cancelled_leaves_the_others_alone(engine: Engine) -> 
     assert [found.tokens for found in asyncio.run(run())] == [found.tokens for found in expected]
 
 
+@pytest.mark.slow
 def test_a_snapshot_gives_its_version_and_sleep_changes_nothing(
     engine: Engine, tiny_model: LoadedModel, tmp_path: Path
 ) -> None:

@@ -137,6 +137,7 @@ def test_what_was_written_is_read(kind: Whole, path: Path) -> None:
     assert kind.expected is None or found == kind.expected
 
 
+@pytest.mark.slow
 def test_cut_anywhere_empty_or_of_another_kind_it_is_refused_by_name(kind: Whole, path: Path) -> None:
     kind.write(path)
     file = path / kind.name if kind.name else path

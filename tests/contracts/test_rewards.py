@@ -193,6 +193,7 @@ def test_settings_that_make_no_sense_are_refused(name: str) -> None:
             made(name, **keys)
 
 
+@pytest.mark.slow
 @every
 def test_only_a_solution_is_worth_one(name: str, build: Build) -> None:
     """Right, partly right, wrong, nothing, a flood, characters that nobody sees or of other scripts."""

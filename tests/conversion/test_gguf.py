@@ -48,6 +48,7 @@ def test_transformers_reads_the_same_model(family: str, tmp_path: Path) -> None:
         assert gap(found, expected, tokens) <= 1e-5
 
 
+@pytest.mark.slow
 def test_every_form_rounds_as_it_says(tmp_path: Path) -> None:
     source = folder(tmp_path / "model", "qwen2")
     expected = AutoModelForCausalLM.from_pretrained(source)

@@ -47,6 +47,7 @@ def test_adapters_are_merged_or_written_apart(tmp_path: Path, capsys: pytest.Cap
     assert not [*tmp_path.glob(".silva-convert-*")]
 
 
+@pytest.mark.slow
 def test_a_run_is_its_newest_weights_exported_or_not(tmp_path: Path) -> None:
     model = TinyModel(layers=1, width=32, heads=4, kv_heads=2)
     run = tmp_path / "lake"

@@ -70,6 +70,7 @@ def test_a_source_waits_until_a_row_of_it_is_due() -> None:
     assert [text[0] for text in found] == [*"qqqqz"]  # after 1/4, 2/4, 3/4 and 4/4 of the first, 1/1
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_from_any_state(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows(11)) + '{"question": 1}\n')

@@ -36,6 +36,7 @@ class Sizes(ToolQA):
     type: str = "sizes"
 
 
+@pytest.mark.slow
 def test_tasks_are_the_same_in_another_process_and_plain_json() -> None:
     script = (
         "from silva.environments.worlds.frozen_lake import FrozenLake\n"
@@ -77,6 +78,7 @@ def test_a_list_has_as_many_tasks_as_distinct_rows(rows: int) -> None:
     assert len(apart.tasks("eval")) == 2 and apart.notes == []
 
 
+@pytest.mark.slow
 def test_a_list_that_is_cut_says_how_much_of_it_is_used() -> None:
     rows, rest = drafts(range(7473)), drafts([-1])
     cut, same, more = (

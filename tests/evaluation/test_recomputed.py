@@ -100,6 +100,7 @@ def majority(samples: Sequence[dict[str, Any]], k: int) -> float:
     return fmean(worths)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["sums", "parity"])
 def test_means_bounds_and_failures(label: str, rows: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     tasks = by_task(rows, label)

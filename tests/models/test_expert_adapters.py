@@ -51,6 +51,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "names"),
     [
@@ -149,6 +150,7 @@ def test_gradients_of_adapters_are_those_of_the_product_in_each_expert(tmp_path:
     assert checked >= 12  # of 2 layers, 2 parameters and 4 experts, some of which no token took
 
 
+@pytest.mark.slow
 def test_adapters_of_experts_are_read_by_peft_and_read_back(tmp_path: Path) -> None:
     base, run = folder(tmp_path / "base"), tmp_path / "runs" / "lake"
     policy = save(run, PretrainedModel(name=str(base), lora=Lora(rank=2, alpha=6)), 3)

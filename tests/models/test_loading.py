@@ -234,6 +234,7 @@ def test_a_gguf_file_is_converted_once(
     assert LlamaForCausalLM.from_pretrained(folder).config.num_key_value_heads == 1  # a plain folder
 
 
+@pytest.mark.slow
 def test_a_conversion_is_found_by_what_the_file_holds(tmp_path: Path, cache: Path) -> None:
     """Another fine-tune has the same name and size; a copy elsewhere has the same content."""
     first, other = write_gguf(tmp_path / "model.gguf"), write_gguf(tmp_path / "other.gguf", seed=1)

@@ -59,6 +59,7 @@ def by_hand(loaded: LoadedModel, chosen: torch.Tensor) -> torch.Tensor:
     return states
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loaded", FAMILIES, indirect=True)
 def test_replayed_experts_are_those_of_a_loop_over_them(loaded: LoadedModel) -> None:
     routing, model = Routing(loaded.model), loaded.model.model

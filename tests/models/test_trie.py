@@ -48,6 +48,7 @@ def test_a_token_sees_its_own_prefix_and_nothing_else(rows: list[list[int]]) -> 
             assert seen == path[: place + 1].tolist()
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 12))
 def test_chunks_keep_the_budget_and_know_what_is_above(rows: list[list[int]], budget: int) -> None:
     made = build(arrays(rows), 1)

@@ -51,6 +51,7 @@ def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> P
     return PretrainedModel(name=str(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("edit", "words"),
     [

@@ -164,6 +164,7 @@ def test_long_runs_are_thinned_to_means(tmp_path: Path) -> None:
     assert (series["x"][0], series["y"][0], series["x"][-1], series["y"][-1]) == (2, 1.5, 3000, 2999.5)
 
 
+@pytest.mark.slow
 def test_rollouts_are_a_bounded_sample_of_every_kind(data: dict[str, Any], run_directory: Path) -> None:
     everything = [row for path in (run_directory / "rollouts").iterdir() for row in read_rollouts(path)]
     rollouts = data["rollouts"]

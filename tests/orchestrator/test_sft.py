@@ -22,6 +22,7 @@ def log(folder):
     return (folder / "run" / "run.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "more", "reason"),
     [
@@ -41,6 +42,7 @@ def test_too_little_to_imitate_is_an_error_with_its_reason(tmp_path, world, more
     assert "warm start: 4 supervised steps" not in log(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_few_failed_episodes_are_counted_and_shown(tmp_path):
     train(tmp_path, {"share": 0.2})
     text = log(tmp_path)

@@ -76,6 +76,7 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.Mon
     assert whole.keys() == cut.keys() and all(np.array_equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_it_marks_its_best_checkpoint_marks_it_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_held_out_rows_have_a_loss_and_decide_which_step_is_the_best(tmp_path: P
     assert best == min(curve, key=lambda step: curve[step])
 
 
+@pytest.mark.slow
 def test_epochs_say_how_many_steps_there_are(tmp_path: Path) -> None:
     """40 dialogues twice, a fifth held out: about 64 of them, 4 a step."""
     given = keys(tmp_path)
@@ -110,6 +112,7 @@ def test_epochs_say_how_many_steps_there_are(tmp_path: Path) -> None:
     assert supervise(given).summary["steps"] == 16
 
 
+@pytest.mark.slow
 def test_it_ends_when_evaluations_bring_nothing_better(tmp_path: Path) -> None:
     given = keys(tmp_path, **{"trainer.optimizer.lr": 10.0, "steps": 40})
     given["data"] = given["data"] | {"early_stop": 2}
@@ -120,6 +123,7 @@ def test_it_ends_when_evaluations_bring_nothing_better(tmp_path: Path) -> None:
     assert stalled(RunState(step=8, best_step=4), 2, 2) and not stalled(RunState(step=7, best_step=4), 2, 2)
 
 
+@pytest.mark.slow
 def test_what_is_played_is_evaluated_too_and_then_decides(tmp_path: Path) -> None:
     given = keys(tmp_path, environments=small(tmp_path)["environments"])
     summary = supervise(given).summary

@@ -241,6 +241,7 @@ def test_where_every_task_is_passed_over_the_last_one_comes_all_the_same():
     assert made.position == {"a": 80}
 
 
+@pytest.mark.slow
 def test_what_is_passed_over_is_no_part_of_a_share():
     """Of world a nearly every task is easy: it is looked at ten times for one that is drawn."""
     pools = {f"a/a{i}": "easy" for i in range(40)}

@@ -42,6 +42,7 @@ def log(folder):
 FAULT = "faulty: an episode failed: reset: ValueError: the reset is broken (tests/worlds.py:"
 
 
+@pytest.mark.slow
 def test_faults_of_an_evaluation_are_reported(tmp_path):
     summary = silva.train(keys(tmp_path, "eval", 1.0)).summary
     assert log(tmp_path).count("Traceback (most recent call last)") == log(tmp_path).count(FAULT) == 1

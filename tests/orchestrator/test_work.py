@@ -108,6 +108,7 @@ def test_rollouts_ahead_hide_behind_training_of_three_seconds(
     assert training.staleness == [min(level, step) for step in range(6)]
 
 
+@pytest.mark.slow
 @given(level=st.integers(0, 3), seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_staleness_is_bounded_at_admission(

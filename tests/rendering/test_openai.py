@@ -47,6 +47,7 @@ def test_a_reply_goes_there_and_back(reply: Message, field: str) -> None:
     assert message_of(json.loads(json.dumps(entry))) == reply
 
 
+@pytest.mark.slow
 @given(CALLS)
 def test_arguments_are_text_or_an_object(call: ToolCall) -> None:
     text, value = (call_entry(call, "x", as_text=as_text)["function"] for as_text in (True, False))

@@ -120,6 +120,7 @@ ids = st.lists(
 )  # beyond the vocabulary, stop tokens inside: all may be sampled
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(TEMPLATES)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.rendering.test_renderer import CALC, renderer, reply, text, user
@@ -130,6 +131,7 @@ def test_parse_trims_the_text_only():
     assert made.parse(made.encode(" a ")).content == " a "
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     tokens=st.lists(st.integers(0, 400) | st.sampled_from([-1, 2**40]), max_size=30),

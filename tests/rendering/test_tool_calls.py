@@ -146,6 +146,7 @@ pieces = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     text=st.lists(pieces | st.text(max_size=3), max_size=12).map("".join),

@@ -64,6 +64,7 @@ def wrong() -> dict[str, Score]:
     return scores(WRONG, seconds=0.6)
 
 
+@pytest.mark.slow
 @needs_walls
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_python_would_print_solves(name: str, right: dict[str, Score]) -> None:

@@ -200,6 +200,7 @@ def test_a_process_that_does_not_start_is_an_error(monkeypatch, tmp_path) -> Non
         Worker(5).ask("1", ["2"])
 
 
+@pytest.mark.slow
 def test_the_process_has_no_secrets_and_ends_with_its_owner(monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     worker = Worker(5)
@@ -280,6 +281,7 @@ FORMS = ["{n}/{d}", "\\frac{{{n}}}{{{d}}}", "{n} \\div {d}"]
 rational = st.fractions(-50, 50, max_denominator=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     value=rational, other=rational, form=st.sampled_from(["{n}/{d}", "\\frac{{{n}}}{{{d}}}", "{n} \\div {d}"])

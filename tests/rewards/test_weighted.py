@@ -68,6 +68,7 @@ unit = st.floats(0, 1)
 scores = st.lists(st.tuples(unit, st.floats(0.01, 10)), min_size=2, max_size=4)
 
 
+@pytest.mark.slow
 @given(solved=scores, failed=scores, partial=st.floats(0, 0.99), weight=st.floats(0.01, 10))
 def test_no_partial_credit_reaches_a_solution(solved, failed, partial, weight) -> None:
     """Any solution, with the same weights and any values of the other parts, is worth more."""

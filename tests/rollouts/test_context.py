@@ -127,6 +127,7 @@ MODES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.booleans(), max_size=6), MODES, st.integers(0, 6))
 @settings(deadline=None, derandomize=True, max_examples=200)
 def test_the_task_and_the_newest_observation_always_stay(

@@ -27,6 +27,7 @@ def test_every_strategy_has_a_context(strategy: str) -> None:
     assert rollout(type=strategy, context=hides).context == HideObservations(first=2, roles=("tool",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "expected"),
     [

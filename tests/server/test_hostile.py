@@ -129,6 +129,7 @@ AT_THE_LIMIT = (
 )
 
 
+@pytest.mark.slow
 async def test_the_limits_themselves_are_served(engine: LocalEngine, renderer: Renderer) -> None:
     async with asking(guarded(engine, renderer)) as client:
         for body in AT_THE_LIMIT:

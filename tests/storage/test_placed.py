@@ -43,6 +43,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [(["rows.jsonl", "--to", "messages"], "out.jsonl"), (["run", "--to", "hf"], "out")],

@@ -105,6 +105,7 @@ def test_some_rows_can_be_read_without_their_tokens(tmp_path: Path) -> None:
     assert read_columns(path, ["trajectory", "tokens"], [2]) == [{"trajectory": "x/2", "tokens": 12}]
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(width=64), min_size=1, max_size=20))
 def test_logprobs_come_back_bit_for_bit(

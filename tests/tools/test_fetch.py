@@ -50,6 +50,7 @@ def extractor(request, monkeypatch):
         pytest.importorskip("trafilatura", reason="needs trafilatura: pip install 'silva[search]'")
 
 
+@pytest.mark.slow
 def test_a_page_is_read_and_quoted(extractor) -> None:
     with serving(lambda n, request: Reply(PAGE.encode(), 200, HTML)) as server:
         shown = fetched(f"{server.url}/nile?a=1#part")
@@ -242,6 +243,7 @@ def test_a_page_without_end_is_cut() -> None:
     assert shown.endswith("x" * 48 + "\n[cut: 50 of 100002 characters shown]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [gzip.compress, zlib.compress])
 def test_a_packed_page_is_unpacked_no_further_than_allowed(packed) -> None:
     coding = "gzip" if packed is gzip.compress else "deflate"

@@ -55,6 +55,7 @@ def pin(lock: str, number: int) -> None:
     check(McpSettings(command=(f"server {number}",), lock=lock), {"a": {"n": number}})
 
 
+@pytest.mark.slow
 def test_processes_that_pin_at_once_lose_none(lock) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=pin, args=(lock, number), daemon=True) for number in range(6)]

@@ -28,6 +28,7 @@ def fetcher(model: chat_server.Server, cache: Cache | None = None, **more: int) 
     return Fetcher(settings, cache or Cache())
 
 
+@pytest.mark.slow
 def test_the_second_model_reads_the_page_and_the_first_its_summary() -> None:
     with (
         serving(lambda n, request: Reply(PAGE.encode(), 200, HTML)) as web,
@@ -60,6 +61,7 @@ def test_a_page_is_cut_for_the_second_model_and_a_bad_page_never_reaches_it() ->
     assert json.loads(body["messages"][1]["content"])["page"] == "x" * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "words"),
     [(said("<think>only</think>"), "holds no text"), ("{}", "holds no text"), ((400, {}, "no"), "HTTP 400"),

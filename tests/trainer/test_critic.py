@@ -204,6 +204,7 @@ def test_an_untrained_critic_says_0(tiny: Make, make_samples: Rows, trunk: Trunk
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trunk", ["own", "policy"])
 def test_the_policy_learns_as_it_would_without_a_critic(tiny: Make, make_samples: Rows, trunk: Trunk) -> None:
     samples = with_returns(make_samples([9, 30, 4]))

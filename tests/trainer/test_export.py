@@ -22,6 +22,7 @@ from silva.trainer.settings import LocalTrainerSettings
 from silva.types import LossSpec, Sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True])
 def test_export_loads_plainly_with_the_same_logits(
     tiny: Callable[..., LoadedModel], make_samples: Callable[..., list[Sample]], tmp_path: Path, lora: bool

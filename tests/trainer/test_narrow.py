@@ -100,6 +100,7 @@ def test_adapters_are_float32_and_the_rest_is_not(tiny: Make) -> None:
         assert {p.dtype for n, p in named.items() if "lora_" not in n} == {getattr(torch, dtype)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trunk", ["own", "policy"])
 def test_a_checkpoint_holds_the_masters(
     tiny: Callable[..., LoadedModel], make_samples: Rows, tmp_path: Path, trunk: str

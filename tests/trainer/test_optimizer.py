@@ -65,6 +65,7 @@ def test_norm_of_bfloat16_numbers_is_taken_in_float32() -> None:
     assert Mesh().norm([torch.ones(1001, dtype=torch.bfloat16)]) == pytest.approx(math.sqrt(1001), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_bfloat16_weight_moves_as_a_float32_one_does() -> None:
     """A gradient of 1, then many of 0.01: the second moment decays from 1e-3 towards 1e-4. In bfloat16 it
     would stay, and an update of 1e-6 is a hundredth of what changes a weight of 0.02."""

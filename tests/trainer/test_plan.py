@@ -82,6 +82,7 @@ def size(rows: list[np.ndarray], micro_batch: list[int]) -> int:
     return len(build([rows[i] for i in micro_batch], 1)) if micro_batch else 0
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 60), st.integers(1, 4))
 def test_every_row_once_and_equally_many_micro_batches(
     rows: list[np.ndarray], budget: int, ranks: int
@@ -115,6 +116,7 @@ def test_all_ranks_make_the_passes_of_the_largest_trie_of_a_round(
         assert {w.passes for w in together} == {max(chunks_of)}
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 60))
 def test_only_a_whole_family_exceeds_the_budget(rows: list[np.ndarray], budget: int) -> None:
     (micro_batches,) = plan(rows, budget)
@@ -151,6 +153,7 @@ def test_no_other_cut_of_the_sorted_rows_is_cheaper(rows: list[np.ndarray], budg
     assert cost(ours) == pytest.approx(min(map(cost, cuts)))
 
 
+@pytest.mark.slow
 @given(ROWS, st.integers(1, 60), st.integers(2, 4))
 def test_no_rank_is_ahead_by_more_than_all_rounds_allow(
     rows: list[np.ndarray], budget: int, ranks: int

@@ -22,6 +22,7 @@ def warm_start(loaded: LoadedModel, samples: Sequence[Sample]) -> None:
         train(trainer, samples, LossSpec("cross_entropy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [True, False])
 def test_reference_is_the_policy_before_training(tiny: Make, make_samples: Rows, lora: bool) -> None:
     loaded, samples = tiny(lora=lora), make_samples([9, 30])

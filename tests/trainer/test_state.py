@@ -71,6 +71,7 @@ def test_training_goes_on_bit_for_bit(
         assert parameter.data_ptr() == storage[name]  # an engine that shares the weights sees them
 
 
+@pytest.mark.slow
 def test_two_trainers_in_one_process_do_not_share_random_numbers(tiny: Make, make_samples: Rows) -> None:
     samples = make_samples([9, 30, 4])
     alone = train(make_trainer(tiny(lora=True, dropout=0.3)), samples, 3)
@@ -128,6 +129,7 @@ def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> Non
 NORM = "model.norm.weight"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "edit", "words"),
     [

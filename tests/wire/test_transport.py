@@ -138,6 +138,7 @@ async def test_the_key_travels_in_a_header_and_in_no_message(key: str) -> None:
     assert SECRET not in str(refused.value) + repr(refused.value) + str(vars(refused.value))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reply", "whole", "said"),
     [
@@ -187,6 +188,7 @@ async def test_nobody_listens(nowhere: list[str]) -> None:
         assert str(fault.value).endswith("(ConnectError at /alive)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "status", "message", "kind"),
     [

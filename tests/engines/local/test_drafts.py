@@ -192,6 +192,7 @@ def test_right_drafts_save_steps(model: LoadedModel, stepped: Stepped) -> None:
     assert (stats.steps, stats.drafted_tokens, stats.accepted_tokens, stats.decode_tokens) == (3, 16, 16, 18)
 
 
+@pytest.mark.slow
 def test_a_reply_that_was_given_before_is_drafted(model: LoadedModel, make_engine: Any) -> None:
     """The real thing: the same question with the same seed, in other company, has the same answer at once."""
     asked = [([1, 2, 3, seed], SamplingParams(max_tokens=60, seed=seed)) for seed in range(6)]

@@ -273,6 +273,7 @@ def test_stop_strings_reach_across_tokens(tiny_model: LoadedModel, make_engine: 
     assert said.endswith(wanted) and wanted not in said[:-1]
 
 
+@pytest.mark.slow
 def test_the_token_that_completes_a_stop_string_is_kept_whole(tiny_model: LoadedModel) -> None:
     """With a vocabulary of words a token can reach past the string; it was sampled, so it stays."""
 

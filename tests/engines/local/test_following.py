@@ -105,6 +105,7 @@ def test_who_comes_later_draws_from_what_is_known_many_tokens_in_a_step(
     assert engine.stats.shared_tokens == 39 and engine.stats.seconds_saved != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", ["cancelled", "length", "stop"])
 def test_a_leader_that_ends_leaves_its_followers_what_it_knows(
     model: LoadedModel, stepped: Any, ended: str
@@ -134,6 +135,7 @@ def test_a_leader_that_ends_leaves_its_followers_what_it_knows(
     assert stats.decode_tokens - stats.shared_tokens == len(set(whole[0][:n] for n in range(1, 24)))
 
 
+@pytest.mark.slow
 def test_followers_wait_for_their_leader_when_new_weights_have_come(model: LoadedModel, stepped: Any) -> None:
     """All keys and values are gone then; one of them computes again what they have in common."""
     asked = [params(5), params(5, 20), params(5, 22)]

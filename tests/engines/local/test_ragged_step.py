@@ -15,6 +15,7 @@ from silva.engines.local.ragged_step import RaggedStep, Span, blocked_attention
 from silva.engines.local.same_bits import BLOCK, LANES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 5, 300])
 @pytest.mark.parametrize("length", [LANES, BLOCK, BLOCK + LANES, 3 * BLOCK])
 @pytest.mark.parametrize("dim", [4, 16])

@@ -56,6 +56,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(vocabulary: int) ->
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_real_vocabulary_is_drawn_from_evenly() -> None:
     """49,152 tokens in 64 bins of neighbours, and in 64 of alike probability."""
     logits, count = logits_of(49152, scale=3.0)[0], 2000
@@ -84,6 +85,7 @@ def test_every_token_of_a_long_tail_can_be_drawn() -> None:
     assert abs(int(tokens[-1]) - (tail - 1001)) <= 4  # sums of blocks round in float32
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10_000),
     vocabulary=st.sampled_from([3, 50, 256, 300, 700]),

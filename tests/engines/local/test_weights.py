@@ -50,6 +50,7 @@ def test_the_engine_has_modules_of_its_own_over_the_model_s_weights(make_engine:
     assert engine._loaded.model is not loaded.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, Lora(rank=4)])
 def test_the_trainer_s_step_is_what_is_sampled_next(make_engine: Make, lora: Lora | None) -> None:
     """One storage: the step itself changes the engine's model, publishing only clears the cache."""

@@ -73,6 +73,7 @@ async def test_turns_of_a_session_and_shared_prompts_go_where_the_prefix_is(tmp_
         assert sorted(park.sent()) == [3, 5, 7]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [CUT, (500, "EngineError"), (503, ""), (429, "")], ids=str)
 async def test_what_may_pass_is_sent_again_to_another_server_first(fault, tmp_path) -> None:
     async with Park(tmp_path, [counting(), counting()]) as park:
@@ -92,6 +93,7 @@ async def test_with_one_server_the_same_request_is_tried_there_again(tmp_path) -
         assert park.sent() == [2] and park.said == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "sent"),
     [

@@ -199,6 +199,7 @@ async def test_a_server_that_has_enough_to_do_is_asked_again_until_it_has_less()
         assert (await asked).tokens == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("computes", [True, False])
 async def test_a_request_may_take_long_as_long_as_its_server_computes(computes) -> None:
     async with client_of(retries=1) as (peers, engine, _):

@@ -67,6 +67,7 @@ def test_no_list_of_letters_names_one(size: int) -> None:
             assert named_choice(between.join(letters), TOWNS) is None
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     parts=st.lists(

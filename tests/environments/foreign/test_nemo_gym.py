@@ -106,6 +106,7 @@ def test_a_wrong_answer_and_a_call_that_the_server_refuses(path) -> None:
     assert steps[1].rewards == {"reward": 0.0} and steps[1].metrics["success"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [

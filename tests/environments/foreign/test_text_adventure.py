@@ -186,6 +186,7 @@ def test_no_score_is_worth_a_game_that_is_won(score, most, partial) -> None:
     assert 0.0 <= earned(score, most, won=False, partial=partial) <= (MOST_UNWON if partial else 0.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["go east", "go west", "look", "save", "", "dance"]), max_size=12))
 def test_the_rewards_of_an_episode_add_up_to_1_only_if_it_is_won(replies) -> None:
     async def run() -> tuple[float, bool]:

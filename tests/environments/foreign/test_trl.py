@@ -181,6 +181,7 @@ def test_a_worker_process_plays_the_same_episode() -> None:
     assert settings().workers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [(), ROWS], ids=["seeds", "rows"])
 def test_nothing_is_wrong_with_them(rows) -> None:
     assert wrong(settings(rows=rows)) == []

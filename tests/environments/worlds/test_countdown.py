@@ -123,6 +123,7 @@ def test_known_hard_ones() -> None:
     assert solve([9, 2], 2, some=True) == "2"
 
 
+@pytest.mark.slow
 def test_problems_fit_the_settings() -> None:
     keys = {"min_numbers": 2, "max_numbers": 3, "largest": 9, "max_target": 20, "eval_size": 60}
     for use in ("all", "some"):

@@ -95,6 +95,7 @@ def test_steps_of_act_prm_count_once_they_are_done_and_won(rows_file, expert) ->
     assert shown and all(text.endswith("True 1.0") for text in shown)
 
 
+@pytest.mark.slow
 def test_a_reply_matches_if_it_does_the_same_whatever_it_thinks(replies_to) -> None:
     world = Demonstrations(path=FILE, eval_size=8)
     task = world.taskset().tasks("train")[0]

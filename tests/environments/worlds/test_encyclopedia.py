@@ -24,6 +24,7 @@ def test_every_page_has_a_title_of_its_own_and_all_facts_of_its_kind(pages: int)
         assert all(value in page.text for value in facts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("hops", "named"), CASES)
 def test_every_step_stands_in_a_page_and_leads_to_the_next(hops: int, named: bool) -> None:
     questions = list(BOOK.questions(hops, named=named))

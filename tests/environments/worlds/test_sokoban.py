@@ -106,6 +106,7 @@ def test_the_solver_agrees_with_an_exhaustive_search_from_anywhere(seed: int, wa
     assert found is None or position[1] == room.targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [{"max_actions_per_turn": 1, **TINY}, TWO])
 def test_the_expert_returns_as_much_as_the_shortest_solution(keys: dict[str, Any], expert_rate) -> None:
     settings = Sokoban(**{"eval_size": 20, **keys})

@@ -25,6 +25,7 @@ def visit(replies_to, *actions: str, **settings: Any) -> list[Step]:
     return replies_to(WebShop(**{**PLAIN, **settings}), TASK, list(actions))
 
 
+@pytest.mark.slow
 def test_the_expert_reaches_the_maximum_for_every_goal_of_the_catalogue(play_out) -> None:
     taskset = WebShop(**PLAIN).taskset()
     assert len(STORE.goals) > 800
