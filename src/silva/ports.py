@@ -228,14 +228,15 @@ def derive(seed: int, *parts: str | int) -> int:
     blake2b over the parts, each with its type and length, so that ("ab", "c"), ("a", "bc") and 1, "1"
     all differ. TypeError for parts that are neither str nor int.
     """
-    digest = hashlib.blake2b(digest_size=8)
+    written = list[bytes]()
     for part in (seed, *parts):
         if not isinstance(part, (str, int)):
             raise TypeError(f"derive: got a part of type {type(part).__name__}, expected str or int")
         text = str(int(part)) if isinstance(part, int) else part
         data = text.encode()
-        digest.update(f"{'i' if isinstance(part, int) else 's'}{len(data)}:".encode() + data)
-    return int.from_bytes(digest.digest(), "big") >> 1
+        written += f"{'i' if isinstance(part, int) else 's'}{len(data)}:".encode(), data
+    digest = hashlib.blake2b(b"".join(written), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 CRASH_POINTS = (

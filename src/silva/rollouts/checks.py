@@ -37,5 +37,5 @@ def check_step(step: Step) -> None:
             )
         for name, value in values.items():
             number = plain_number(value)
-            if not isinstance(number, Real) or not math.isfinite(number):
+            if not isinstance(number, (float, Real)) or not math.isfinite(number):
                 raise EpisodeFault(f"step: {what} {name!r} is {value!r}, expected a finite number", "mask")

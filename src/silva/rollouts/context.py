@@ -20,6 +20,11 @@ FULL = FullContext()
 HIDDEN = "..."
 
 
+def shows_all(settings: ContextSettings) -> bool:
+    """Whether the model is shown every message as it is, as long as no turn was dropped."""
+    return isinstance(settings, FullContext) and not settings.strip_thoughts
+
+
 @dataclass(frozen=True, slots=True)
 class TurnsSoFar:
     """A dialogue by turns: `replies[i]` answers `observations[i]`; the first observation is the task."""

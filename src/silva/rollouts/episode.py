@@ -332,7 +332,9 @@ class Episode:
     async def _context(self) -> Sequence[int]:
         """The tokens of the context; long texts become tokens in a thread, so that no other episode waits."""
         state = self.state
-        new = new_messages(state.observation) if state.shown is None else ()
+        if state.shown is not None:
+            return state.context
+        new = new_messages(state.observation)
         if sum(len(m.content) for m in new if isinstance(m.content, str)) > LONG_TEXT:
             mine = replace(state)  # forks share the state, and may render it meanwhile
             await asyncio.to_thread(self._render, mine)

@@ -21,7 +21,7 @@ import numpy as np
 from silva.config.sections import ContextSettings
 from silva.protocols import Reply
 from silva.rendering.renderer import Renderer
-from silva.rollouts.context import FULL, TurnsSoFar
+from silva.rollouts.context import FULL, TurnsSoFar, shows_all
 from silva.types import Failure, Message, Observation, Segment, Step, StopReason, ToolSpec, Trajectory, Turn
 
 
@@ -127,6 +127,8 @@ def answered(
         prefills=(*state.prefills, before.prefill),
     )
     if step.terminated:  # nobody answers it
+        return new
+    if after.context is None and not new.dropped and shows_all(settings):
         return new
     messages = _dialogue(new).shown(settings, new.dropped)
     return new if after.context is None and messages == new.messages else _rewritten(new, messages)

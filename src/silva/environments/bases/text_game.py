@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
@@ -173,8 +174,8 @@ class TextGame(BaseEnvironment, ABC):
 
     def _actions_in(self, answer: str) -> tuple[list[str], bool]:
         parts = [part for part in answer.split(self.settings.separator) if part.strip()]
-        known = {_plain(name): long for long, short in self._actions().items() for name in (long, short)}
-        actions = [known[_plain(part)] for part in parts if _plain(part) in known]
+        known = _names(*self._actions().items())
+        actions = [known[name] for name in map(_plain, parts) if name in known]
         return actions, bool(actions) and len(actions) == len(parts)
 
     def _actions(self) -> Mapping[str, str]:
@@ -210,6 +211,12 @@ class TextGame(BaseEnvironment, ABC):
         answer = f"{names[0]} {self.settings.separator} {names[:2][-1]}" if several else names[0]
         limit = f" At most {self.settings.max_actions_per_turn} actions a turn." if several else ""
         return f"Actions: {', '.join(names)}.{limit} {self.settings.reply_form.ask(answer)}"
+
+
+@lru_cache(1024)  # a game asks in every turn, mostly for the same
+def _names(*actions: tuple[str, str]) -> Mapping[str, str]:
+    """The long names by what a reply may call them."""
+    return {_plain(name): long for long, short in actions for name in (long, short)}
 
 
 def _plain(text: str) -> str:
