@@ -23,9 +23,13 @@ _HOMES = ("torch.nn.modules.activation", "transformers.activations")
 
 def steady_activations(model: nn.Module) -> None:
     """Make the activations of `model` independent of the batch in inference mode on CPU; in place."""
-    for module in model.modules():
-        if type(module).__module__ in _HOMES and not any(True for _ in module.parameters()):
-            module.forward = partial(_steady, module.forward)  # type: ignore[method-assign]
+    for module in activations(model):
+        module.forward = partial(_steady, module.forward)  # type: ignore[method-assign]
+
+
+def activations(model: nn.Module) -> list[nn.Module]:
+    known = (module for module in model.modules() if type(module).__module__ in _HOMES)
+    return [module for module in known if next(module.parameters(), None) is None]
 
 
 def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

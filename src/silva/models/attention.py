@@ -12,6 +12,7 @@ refused: without it another model would be sampled and trained.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +36,26 @@ class Packed(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor: ...
+
+
+class SideBySide:
+    """The tokens of several passes in one: each part attends to itself alone, as it would without the others.
+
+    Args:
+        parts: the attention of each, and how many tokens it has.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Packed, int]]) -> None:
+        self._parts = [part for part, _ in parts]
+        self._sizes = [size for _, size in parts]
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """Of one row: query [1, heads, N, d], key and value [1, kv_heads, N, d] -> [1, N, heads, d]."""
+        split = (x.split(self._sizes, 2) for x in (query, key, value))
+        outs = [part.attend(layer, *qkv, scaling) for part, *qkv in zip(self._parts, *split, strict=True)]
+        return torch.cat(outs, 1)
 
 
 def attend(
