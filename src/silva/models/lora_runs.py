@@ -7,7 +7,7 @@
 The layers stay as they are, under their own names; a hook adds to what they give. Products of a run's
 adapters, forward and backward, have the shapes that they have without the others, so no sum over tokens mixes
 runs. Whether a token of the layer's own product has the same bits in any company is a matter of how many
-there are: who makes the pass sees to it.
+there are (row_rules.py): who makes the pass sees to it.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from silva.engines.local.drafts import MARGIN, Chances, Drafts, Lookahead, StepTimes, StepWork
 from silva.engines.local.history import Guess, Trail
 from silva.engines.local.request import EngineRequest, EngineStats
-from silva.engines.local.same_bits import ANY
+from silva.models.row_rules import ANY
 from silva.types import SamplingParams
 
 

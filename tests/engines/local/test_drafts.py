@@ -18,8 +18,8 @@ from silva.engines.local.drafts import LOOKAHEAD, Drafts
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.history import Trail
 from silva.engines.local.request import EngineRequest, EngineStats, row_of
-from silva.engines.local.same_bits import ANY
 from silva.models.loading import LoadedModel, load_model
+from silva.models.row_rules import ANY
 from silva.types import Completion, SamplingParams, Snapshot
 
 Stepped = Callable[..., tuple[LocalEngine, Any]]

@@ -12,7 +12,8 @@ from torch import nn
 
 from silva.engines.local import prepacked
 from silva.engines.local.prepacked import ONEDNN, Kernel, PrepackedLinears
-from silva.engines.local.same_bits import RowRule, RowRules, probe
+from silva.engines.local.same_bits import RowRules, probe
+from silva.models.row_rules import RowRule
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 

@@ -13,6 +13,7 @@ from torch import nn
 from silva.engines.local import same_bits
 from silva.engines.local.ragged_step import RaggedStep, Span, blocked_attention
 from silva.engines.local.same_bits import BLOCK, LANES
+from silva.models import row_rules
 
 
 @pytest.mark.slow
@@ -32,7 +33,7 @@ def test_blocked_attention_equals_torch_s(count: int, length: int, dim: int) -> 
     cuts = [slice(b, min(b + BLOCK, length)) for b in range(0, length, BLOCK)]
     pairs = [(key[:, :, c], value[:, :, c]) for c in cuts]
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=~hidden, scale=1.0)
-    four = same_bits.RowRule(4, 4)
+    four = row_rules.RowRule(4, 4)
     for rules in (same_bits.RowRules(), same_bits.RowRules(attention=four), same_bits.RowRules(matrices=7)):
         got = blocked_attention(query, pairs, bias, rules)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)

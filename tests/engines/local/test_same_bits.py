@@ -10,13 +10,15 @@ from torch import nn
 
 from silva.config.sections import Lora, TinyModel
 from silva.engines.local import same_bits
-from silva.engines.local.same_bits import ANY, RowRule, RowRules, first_rule, probed
+from silva.engines.local.same_bits import RowRules
+from silva.models import row_rules
 from silva.models.loading import load_model
+from silva.models.row_rules import ANY, RowRule, first_rule, probed
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17, 31, 33, 64, 65, 130)
 
 
-def product(kernel: Callable[[int], int]) -> same_bits.Product:
+def product(kernel: Callable[[int], int]) -> row_rules.Product:
     """Rows of a BLAS whose kernel for so many rows is `kernel`: each gives its own number."""
     return lambda rows: torch.full((rows, 3), float(kernel(rows)))
 
@@ -60,7 +62,7 @@ def test_experts_cannot_be_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__()
             self.router, self.weights = nn.Linear(16, 16), nn.Parameter(torch.zeros(4, 16, 16))
 
-    monkeypatch.setattr(same_bits, "CANDIDATES", (RowRule(64, 64),))
+    monkeypatch.setattr(row_rules, "CANDIDATES", (RowRule(64, 64),))
     rules = same_bits.probe(Experts(), head_dim=16, dtype=torch.float32)
     assert not rules.hold
 

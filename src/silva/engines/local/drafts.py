@@ -24,7 +24,7 @@ import numpy as np
 
 from silva.engines.local.history import ORDERS, Guess, History, Trail
 from silva.engines.local.request import EngineRequest, EngineStats, row_of, source_of
-from silva.engines.local.same_bits import RowRule
+from silva.models.row_rules import RowRule
 
 LOOKAHEAD = 8  # tokens of one request in one step, at most
 MARGIN = 1.08  # tokens a second with drafts over those without: less is within the error of the times

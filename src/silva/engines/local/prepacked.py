@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from silva.engines.local.machine import processor
-from silva.engines.local.same_bits import ANY, RowRule, counts_of, holds, probed
+from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed
 
 MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
