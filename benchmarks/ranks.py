@@ -1,84 +1,175 @@
-"""Ranks of a trainer on this machine (gloo), beside what step_cost.py predicts for them.
+"""Ranks of a trainer on this machine (gloo), beside what training_cost.py predicts for them.
 
-    .venv/bin/python benchmarks/ranks.py --ranks 1,2,4 --json ranks.json          about two minutes
+    .venv/bin/python benchmarks/ranks.py --json ranks.json          about two minutes
+    .venv/bin/python benchmarks/ranks.py --quick                    a smaller model, under a minute
 
-`silva trainer` with `trainer.ranks` gets updates of 32 rows that share nothing, one thread a rank. FLOP/s of
-one thread are those of one rank; more ranks than cores share them. Bytes/s between ranks are those of gloo,
-measured before with tensors as large as a layer. So of several ranks everything is predicted.
+Updates of 32 rows of 256 tokens that share nothing, by ways of dividing the model; one thread a rank. First
+as many processes as there will be ranks measure the machine, all at once, so that a rate is that of a rank
+which shares the cores: FLOP/s of the model's largest product, bytes/s and latency of an all-gather, bytes/s
+of memory. The share of FLOP/s that a pass reaches comes from one rank. Everything else is predicted.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import step_cost
-from common import CONFIGS, Row, machine, parser, results, write
-from served import served
-from step_shapes import Machine, Model, Task
+import torch
+import torch.distributed as dist
+import training_cost
+from common import CONFIGS, Row, machine, parser, table, write
+from step_shapes import FP32, Machine, Model, Task
 
+from silva.config.load import load
+from silva.models.loading import load_model
+from silva.registries import REGISTRIES
+from silva.trainer.learner import Learner
+from silva.trainer.settings import Parallel
+from silva.trainer.sharding.ranks import mesh_of
 from silva.types import LossSpec, OptimParams, Sample
 
-LENGTH, ROWS, UPDATES, LAYERS = 256, 32, 10, 6
-GATHER = """
-import sys, time, torch, torch.distributed as dist
-from datetime import timedelta
-rank, size, path, numbers = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=size,
-                        timeout=timedelta(seconds=60))
-mine, whole, best = torch.rand(numbers // size), torch.empty(numbers // size * size), 1e9
-for _ in range(20):
-    dist.barrier(); began = time.perf_counter()
-    dist.all_gather_into_tensor(whole, mine)
-    best = min(best, time.perf_counter() - began)
-if rank == 0:
-    print(whole.nbytes * (size - 1) / size / best)
-"""
+LENGTH, ROWS, BUDGET = 256, 32, 2048
+UPDATES = 7
+WAYS: Mapping[int, Mapping[str, Parallel]] = {
+    1: {"1 rank": Parallel()},
+    2: {
+        "dp_shard 2": Parallel(),
+        "dp_replicate 2": Parallel(dp_replicate=2),
+        "tp 2": Parallel(tp=2),
+        "pp 2": Parallel(pp=2),
+        "cp 2": Parallel(cp=2),
+        "cp 2, ulysses": Parallel(cp=2, cp_style="ulysses"),
+    },
+    4: {
+        "dp_shard 4": Parallel(),
+        "dp_shard 2 x tp 2": Parallel(tp=2),
+        "dp_shard 2 x pp 2": Parallel(pp=2),
+        "dp_shard 2 x cp 2": Parallel(cp=2),
+    },
+}
 
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--ranks", default="1,2,4", help="with commas, 1 first (default 1,2,4)")
-    options.add_argument("--width", type=int, default=512, help="of the model (default 512)")
+    options.add_argument("--quick", action="store_true", help="width 64, 2 layers, 3 updates")
     given = options.parse_args()
+    if "RANK" in os.environ:
+        _rank(given.quick)
+        return 0
     speed, words = machine()
-    rows, alone = [speed], 0.0
-    for ranks in (int(part) for part in given.ranks.split(",")):
-        seconds = measured(ranks, given.width)
-        alone = alone or seconds
-        link = gathered(ranks, given.width) if ranks > 1 else 0.0
-        expected = predicted(ranks, given.width, alone, link)
-        rows.append(Row(f"{ranks} ranks", "update", seconds, "s", "predicted", expected / seconds))
-        rows.append(Row(f"{ranks} ranks", "update, predicted", expected, "s"))
-        if link:
-            rows.append(Row(f"{ranks} ranks", "gathering", link / 1e9, "GB/s"))
-    print(words, "", results(rows[1:]), sep="\n")
+    rows, rates, lines, reached, alone = [speed], list[list[str]](), list[list[str]](), 0.0, 0.0
+    for ranks, ways in WAYS.items():
+        found = measured(ranks, given.quick)
+        here = found["machine"]
+        alone = alone or here["flops"]
+        rates.append([f"{ranks}", f"{here['flops'] / 1e9:.0f} GFLOP/s", f"{here['link'] / 1e9:.2f} GB/s",
+                      f"{here['hop'] * 1e6:.0f} us", f"{here['bandwidth'] / 1e9:.1f} GB/s"])  # fmt: skip
+        for name, way in ways.items():
+            seconds = found["seconds"][name]
+            if not reached:
+                reached = predicted(ranks, way, here, alone, 1.0, given.quick) / seconds
+            expected = predicted(ranks, way, here, alone, reached, given.quick)
+            far = f"{expected / seconds - 1:+.0%}" if ranks > 1 else "fitted"
+            lines.append([name, f"{ranks}", f"{expected:.2f} s", f"{seconds:.2f} s", far])
+            rows += [Row(name, "update", seconds, "s", "predicted", expected / seconds),
+                     Row(name, "update, predicted", expected, "s")]  # fmt: skip
+    print(words, f"share of FLOP/s that one rank reaches: {reached:.2f}", sep="\n", end="\n\n")
+    print(table(["ranks", "product", "all-gather", "its latency", "memory"], rates), end="\n\n")
+    print(table(["division", "ranks", "predicted", "measured", "error"], lines))
     write(rows, given.json)
     return 0
 
 
-def measured(ranks: int, width: int) -> float:
-    """Seconds of an update: the shortest, as other programs use the cores too."""
-    options = [
-        "--placement.type=services", "--placement.threads=1",
-        *([f"--trainer.ranks={ranks}"] if ranks > 1 else []),
-        f"--trainer.micro_batch_tokens={LENGTH * ROWS}", f"--model.width={width}", f"--model.layers={LAYERS}",
-        f"--model.context={LENGTH}", "--trainer.self_check=false", "--algorithm.kl_coef=0",
+# --- measuring
+
+
+def measured(ranks: int, quick: bool) -> dict[str, Any]:
+    """What the first of so many processes says."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": f"{ranks}",
+                            "STORE": f"{folder}/store"}  # fmt: skip
+        argv = [sys.executable, __file__, *(["--quick"] if quick else [])]
+        started = [
+            subprocess.Popen(argv, env=env | {"RANK": f"{rank}"}, stdout=subprocess.PIPE)
+            for rank in range(ranks)
+        ]
+        first, *_ = [each.communicate()[0] for each in started]
+    return json.loads(first.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def _rank(quick: bool) -> None:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if ranks > 1:
+        patience = datetime.timedelta(seconds=120)
+        dist.init_process_group(
+            "gloo", f"file://{os.environ['STORE']}", timeout=patience, rank=rank, world_size=ranks
+        )
+    here = _machine(ranks, quick)
+    seconds = {name: _update(way, quick) for name, way in WAYS[ranks].items()}
+    if rank == 0:
+        print(json.dumps({"machine": here, "seconds": seconds}))
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def _machine(ranks: int, quick: bool) -> dict[str, float]:
+    width, _ = _size(quick)
+    a, b = torch.rand(BUDGET, width), torch.rand(width, 4 * width)
+    flops = 2 * BUDGET * width * 4 * width / _timed(lambda: a @ b, 20)
+    big = torch.rand(2**24)
+    other = torch.empty_like(big)
+    bandwidth = 2 * big.nbytes / _timed(lambda: other.copy_(big), 10)
+    link, hop = 1.0, 0.0
+    if ranks > 1:
+        steps = ranks - 1
+        link = FP32 * 15 * width**2 * steps / ranks / _timed(lambda: _gathered(15 * width**2 // ranks), 20)
+        hop = _timed(lambda: _gathered(1), 100) / steps
+    return {"flops": flops, "bandwidth": bandwidth, "link": link, "hop": hop}
+
+
+def _gathered(numbers: int) -> None:
+    dist.all_gather_single(torch.empty(numbers * dist.get_world_size()), torch.rand(numbers))
+
+
+def _timed(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of one, while all ranks do the same."""
+    for repeated in (1, repeats):
+        if dist.is_initialized():
+            dist.barrier()
+        began = time.perf_counter()
+        for _ in range(repeated):
+            work()
+    return (time.perf_counter() - began) / repeats
+
+
+def _update(way: Parallel, quick: bool) -> float:
+    """Seconds of one: the median."""
+    width, layers = _size(quick)
+    argv = [
+        f"@{CONFIGS / 'smoke.toml'}", f"--model.width={width}", f"--model.layers={layers}",
+        f"--model.context={LENGTH}", f"--trainer.micro_batch_tokens={BUDGET}", "--trainer.self_check=false",
     ]  # fmt: skip
+    config = load(argv, REGISTRIES, env={}).config
+    settings: Any = config.trainer
+    settings = settings.model_copy(update={"parallel": way})
+    learner = Learner(load_model(config.model, seed=1), settings, seed=1, mesh=mesh_of(way, "cpu"))
     batch = [sample(number, LENGTH) for number in range(ROWS)]
-    with served("trainer", CONFIGS / "smoke.toml", *options) as server:
-        session, found = server.opened().session, []
-        for _ in range(UPDATES):
-            began = time.perf_counter()
-            server.call(session, "forward_backward", batch, LossSpec("reinforce"))
-            server.call(session, "optim_step", OptimParams(1e-4), None)
-            found.append(time.perf_counter() - began)
-    return min(found)
+
+    def update() -> None:
+        learner.forward_backward(batch, LossSpec("reinforce"))
+        learner.optim_step(OptimParams(1e-4))
+
+    return statistics.median(_timed(update, 1) for _ in range(3 if quick else UPDATES))
 
 
 def sample(number: int, length: int) -> Sample:
@@ -92,29 +183,38 @@ def sample(number: int, length: int) -> Sample:
     )  # fmt: skip
 
 
-def gathered(ranks: int, width: int) -> float:
-    """Bytes/s of an all-gather of a layer's weights."""
-    with tempfile.TemporaryDirectory() as folder:
-        argv = [str(ranks), str(Path(folder) / "store"), str(15 * width**2)]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        others = [
-            subprocess.Popen(
-                [sys.executable, "-c", GATHER, str(rank), *argv], env=env, stdout=subprocess.PIPE
-            )
-            for rank in range(ranks)
-        ]
-        first, *_ = [float(each.communicate()[0] or 0) for each in others]
-    return first
+# --- predicting
 
 
-def predicted(ranks: int, width: int, alone: float, link: float) -> float:
-    layers = 15.0 * LAYERS * width**2  # keys and values have half of the heads, intermediate is 4 * width
-    model = Model(layers + 262 * width, LAYERS, width, width, width // 2, 262, tied=True)
+def predicted(
+    ranks: int, way: Parallel, measured: Mapping[str, float], alone: float, reached: float, quick: bool
+) -> float:
+    """Seconds of an update.
+
+    Args:
+        measured: fields of `Machine`, of one of so many ranks that all work.
+        alone: FLOP/s of a rank with a core of its own.
+        reached: the share of FLOP/s.
+    """
+    width, layers = _size(quick)
+    body = 15.0 * layers * width**2  # keys and values have half of the heads, intermediate is 4 * width
+    model = Model(
+        body + 262 * width, layers, width, width, width // 2, 262, tied=True, of_head=width // 4, width=FP32
+    )
     task = Task(groups=ROWS, size=1, prompt=0, reply=LENGTH, spread=0, scores=0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    rate = step_cost.training_flop(model, task, recompute=False) / alone * min(1, cores / ranks)
-    here = Machine(flops=rate, trained=1, link=link or 1, moved=1, hop=0, bandwidth=5e9, memory=1e12)
-    return step_cost.training(model, here, task, ranks, micro=LENGTH * ROWS, recompute=False, size=ranks)
+    rates = {name: measured[name] for name in ("flops", "bandwidth", "link", "hop")}
+    shared = replace(Machine(), **rates, trained=reached, moved=1, hidden=0, node=ranks)  # type: ignore[arg-type]
+    found = [
+        training_cost.training(model, here, task, ranks, way, micro=BUDGET // way.cp, recompute=False)
+        for here in (shared, replace(shared, flops=alone))
+    ]
+    # Where ranks share cores, others work while a stage waits, but no faster than with a core for each.
+    return max(found[0].seconds - found[0].waiting * (ranks > len(os.sched_getaffinity(0))), found[1].seconds)
+
+
+def _size(quick: bool) -> tuple[int, int]:
+    """Width and layers."""
+    return (64, 2) if quick else (256, 4)
 
 
 if __name__ == "__main__":

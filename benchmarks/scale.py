@@ -1,12 +1,12 @@
-"""How many GPUs, for what, and what limits a step? The tables of docs/scale.md, from step_cost.py.
+"""How many GPUs, for what, and what limits a step? The tables of docs/scale.md.
 
     .venv/bin/python benchmarks/scale.py                                   all tables
     .venv/bin/python benchmarks/scale.py --check                           predictions beside measurements
     .venv/bin/python benchmarks/scale.py --model 32B --gpus 64,128 --task agent --reply 600 --net 25e9
 
 With `--gpus` one table, of this model and task; every number of a task and of the machine is an option.
-Nothing is run: the answers come from formulas, whose sources stand in step_cost.py. `--check` says how far
-they are off.
+Nothing is run: the answers come from formulas, whose sources stand in step_cost.py and training_cost.py.
+`--check` says how far they are off.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import step_cost
+import training_cost
 from common import parser, table
 from step_cost import Cost
 from step_shapes import Machine, Model, Task
+
+from silva.trainer.settings import Parallel
 
 MODELS: Mapping[str, Model] = {  # from their config.json
     "0.6B": Model(0.596e9, 28, 1024, 2048, 1024, 151_936, tied=True),
@@ -34,6 +37,7 @@ MODELS: Mapping[str, Model] = {  # from their config.json
 TASKS: Mapping[str, Task] = {
     "maths": Task(groups=128, size=16, prompt=512, turns=1, reply=4096),
     "agent": Task(groups=64, size=16, prompt=2048, turns=12, reply=300, observed=500, tool_seconds=3.0),
+    "long": Task(groups=16, size=8, prompt=2048, reply=63_488, spread=0.3, cut=2.0),
 }
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 H100 = Machine()
@@ -83,7 +87,8 @@ def everything() -> list[str]:
     for heading, counts in shown.items():
         model, task = heading.split(", ")
         found += [f"### {heading}", steps(MODELS[model], H100, TASKS[task], counts)]
-    tables = {"Levels": levels, "What the forest saves": sharing, "Weights": transfers, "Failures": failures}
+    tables = {"Levels": levels, "Ways to divide a model": divisions, "What the forest saves": sharing,
+              "Weights": transfers, "Failures": failures}  # fmt: skip
     return found + [text for name, make in tables.items() for text in (f"## {name}", make())]
 
 
@@ -133,7 +138,7 @@ def sharing() -> str:
     lines = []
     for name, task in shapes.items():
         flop = [
-            step_cost.training_flop(MODELS["8B"], task, tokens=n)
+            training_cost.training_flop(MODELS["8B"], task, tokens=n)
             for n in (task.unique, task.flat, task.a_row_a_turn)
         ]
         lines.append(
@@ -154,6 +159,38 @@ def levels() -> str:
                 found.append(split.seconds if split else float("inf"))
             lines.append([f"{name}, {gpus} GPUs", *map(_seconds, found)])
     return table(["task", "level 0, together", "level 1", "level 2", "level 4"], lines)
+
+
+def divisions() -> str:
+    """Seconds of a step's updates, by what divides the model among the GPUs that train: the simplest division
+    within 2 % of the shortest, and the shortest of those with each way."""
+    lines = []
+    for name, model, task in (
+        ("7B, maths", QWEN_7, TASKS["maths"]),
+        ("30B-A3B, maths", MODELS["30B-A3B"], TASKS["maths"]),
+        ("7B, 64k tokens", QWEN_7, TASKS["long"]),
+    ):
+        for gpus in (8, 64, 1024):
+            found = training_cost.divided(model, H100, task, gpus)
+            near = [each for each in found if each[0] <= 1.02 * found[0][0]]
+            seconds, best = min(near, key=lambda each: len(_ways(each[1])))
+            by_way = [[s for s, way in found if not _ways(way)]]
+            by_way += [[s for s, way in found if of in _ways(way)] for of in ("tp", "pp", "cp", "ep")]
+            shortest = [_seconds(each[0]) if each else "" for each in by_way]
+            lines.append([name, f"{gpus:,}", _words(best), _seconds(seconds), *shortest])
+    return table(
+        ["model, step", "GPUs", "division", "its updates", "dp alone", "with tp", "pp", "cp", "ep"], lines
+    )
+
+
+def _ways(way: Parallel) -> list[str]:
+    return [name for name in ("tp", "pp", "cp", "ep") if getattr(way, name) > 1]
+
+
+def _words(way: Parallel) -> str:
+    sizes = {name: getattr(way, name) for name in ("dp_replicate", "dp_shard", *_ways(way))}
+    words = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    return words + (' ("ulysses")' if way.cp_style == "ulysses" else "")
 
 
 def transfers() -> str:
@@ -231,12 +268,12 @@ def _cpu() -> list[Check]:
 
     def seconds(rate: float, groups: int, prompt: int, reply: int, trained: float) -> float:
         task = Task(groups=groups, size=8, prompt=prompt, reply=reply, scores=0, spread=0)
-        return step_cost.training_flop(SMOLLM2, task, recompute=False) / (rate * trained)
+        return training_cost.training_flop(SMOLLM2, task, recompute=False) / (rate * trained)
 
     share = seconds(358e9, 1, 256, 32, 1.0) / 1.76
     shared = Task(groups=1, size=8, prompt=256, reply=32, scores=0)
     flat, trie = (
-        step_cost.training_flop(SMOLLM2, shared, tokens=n, recompute=False)
+        training_cost.training_flop(SMOLLM2, shared, tokens=n, recompute=False)
         for n in (shared.flat, shared.unique)
     )
     return [
@@ -262,10 +299,10 @@ def _gpus() -> list[Check]:
 
     def rate(gpus: int, trained: float) -> float:
         task = Task(groups=2 * gpus, size=1, prompt=0, reply=8192, spread=0, scores=0)
-        seconds = step_cost.training(
-            LLAMA, replace(machine, trained=trained), task, gpus, recompute=False, size=gpus
+        found = training_cost.training(
+            LLAMA, replace(machine, trained=trained), task, gpus, Parallel(), recompute=False
         )
-        return task.unique / gpus / seconds
+        return task.unique / gpus / found.seconds
 
     share = 0.35
     for _ in range(20):
@@ -297,7 +334,7 @@ def _asynchronous() -> list[Check]:
     fitted to the update on 32 GPUs."""
     h20 = Machine(flops=148e12, memory=96e9, bandwidth=4.0e12, trained=0.45)
     base, reply = Task(groups=512, size=16, prompt=256, updates=16, scores=0, spread=1.0), 1000
-    while step_cost.training(QWEN_7, h20, replace(base, reply=reply), 32) < 269.8:
+    while training_cost.sharded(QWEN_7, h20, replace(base, reply=reply), 32) < 269.8:
         reply += 20
     task = replace(base, reply=reply, cut=28_000 / reply)
     found = []
@@ -309,7 +346,7 @@ def _asynchronous() -> list[Check]:
         one = step_cost.together(QWEN_7, h20, replace(task, scores=1), gpus)
         two = step_cost.apart(QWEN_7, h20, task, gpus)
         assert two is not None
-        trained = step_cost.training(QWEN_7, h20, task, gpus)
+        trained = training_cost.sharded(QWEN_7, h20, task, gpus)
         name = f"7B on {gpus} H20"
         found += [
             Check(f"{name}: update", trained, update, "s", "verl", gpus == 32),

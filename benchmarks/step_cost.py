@@ -5,8 +5,8 @@
 
 Pure functions of numbers. Seconds, bytes, FLOP and tokens throughout. Where a formula comes from stands at
 its function; what was assumed stands at the fields of `Machine` (step_shapes.py); scale.py compares with
-measurements. Left out: time of environments beyond `Task.tool_seconds`, pipeline and context parallelism,
-speculative decoding, and every queue inside an engine.
+measurements. Training is that of FSDP here; training_cost.py has other divisions. Left out: time of
+environments beyond `Task.tool_seconds`, speculative decoding, and every queue inside an engine.
 """
 
 from __future__ import annotations
@@ -17,85 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from step_shapes import BF16, FP32, Machine, Model, Task
-
-LEARNING = 4 * FP32  # master, gradient and two moments of a parameter (arXiv:1910.02054, section 3)
-MICRO = 16_384  # tokens of a pass on one GPU
-STEPPED = 7 * FP32  # an optimizer step reads four numbers of a parameter and writes three
-
-
-# --- training
-
-
-def training_flop(model: Model, task: Task, *, tokens: float | None = None, recompute: bool = True) -> float:
-    """FLOP of the updates of a step: 6 a parameter and token, 8 if activations are computed again, and
-    12 * layers * attended a pair of tokens (arXiv:2001.08361, section 2.1; arXiv:2104.04473, equation 3;
-    arXiv:2205.05198). The head sees sampled tokens alone, embeddings multiply nothing.
-
-    Args:
-        tokens: that go through the model: those of the trie if not given.
-    """
-    tokens = task.unique if tokens is None else tokens
-    passes = 4 if recompute else 3  # forward, twice as much backward, and forward again
-    pairs = tokens * task.context
-    forward = (
-        2 * (model.body * tokens + model.head * task.sampled) + 4 * model.layers * model.attended * pairs
-    )
-    return forward * (passes + task.scores)
-
-
-def shard(model: Model, machine: Machine, ranks: int, tokens: int) -> int:
-    """GPUs among which one copy of the model is divided: the smallest divisor of `ranks`, part of a node or
-    whole nodes, with room for what learns, two gathered layers and the activations of a pass. 0: none has.
-
-    Activations with checkpointing: the input of each layer and one layer's own, 34 * hidden bytes a token
-    (arXiv:2205.05198, equation 1, with an attention that keeps no pairs).
-    """
-    gathered = 2 * BF16 * model.parameters / model.layers
-    kept = tokens * model.hidden * (BF16 * model.layers + 34)
-    room = machine.room * machine.memory - gathered - kept
-    node = machine.node
-    for n in range(1, ranks + 1):
-        whole = ranks % n == 0 and (node % n == 0 or n % node == 0 or n == ranks)
-        if whole and LEARNING * model.parameters / n <= room:
-            return n
-    return 0
-
-
-def training(
-    model: Model,
-    machine: Machine,
-    task: Task,
-    ranks: int,
-    *,
-    micro: int = MICRO,
-    recompute: bool = True,
-    size: int = 0,
-) -> float:
-    """Seconds of all updates of a step on `ranks` GPUs; infinite if they have no room.
-
-    A pass of FSDP gathers the weights twice and reduces gradients in float32 (arXiv:1910.02054, section 7:
-    volumes of (n - 1) / n of a size), while it computes; the longer of the two counts, and one layer that
-    nothing hides. Copies of a divided model (HSDP) add up their gradients once an update.
-
-    Args:
-        micro: tokens of a pass on one GPU.
-        size: GPUs of one copy; 0: as few as have room.
-    """
-    size = size or shard(model, machine, ranks, micro)
-    if not size:
-        return math.inf
-    flop = training_flop(model, task, recompute=recompute)
-    arithmetic = flop / (ranks * machine.flops * machine.trained)
-    passes = task.updates * math.ceil(task.unique / task.updates / (ranks * micro))
-    moved = (2 * BF16 + FP32) * model.parameters * (size - 1) / size / machine.between(size)
-    hops = 3 * model.layers * (size - 1) * machine.hop
-    gathering = passes * (moved + hops)
-    copies = ranks // size
-    joined = 2 * FP32 * model.parameters / size * (copies - 1) / copies / machine.between(ranks)
-    stepping = STEPPED * model.parameters / size / machine.bandwidth
-    exposed = max(0.0, gathering - arithmetic) + gathering / model.layers
-    return arithmetic + exposed + task.updates * (joined + stepping)
-
+from training_cost import MICRO, shard, sharded
 
 # --- sampling
 
@@ -281,7 +203,7 @@ class Cost:
 def together(model: Model, machine: Machine, task: Task, gpus: int) -> Cost:
     """Every GPU samples, then trains: level 0. Weights change hands inside each node, at its link."""
     tp = min(gpus, parallel(model, machine, task) or gpus)
-    sampled, trained = sampling(model, machine, task, gpus, tp), training(model, machine, task, gpus)
+    sampled, trained = sampling(model, machine, task, gpus, tp), sharded(model, machine, task, gpus)
     moved = BF16 * model.parameters / machine.between(machine.node)
     size = shard(model, machine, gpus, MICRO)
     alone = longest(model, machine, task, tp)
@@ -301,7 +223,7 @@ def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "ncc
     moved = transfer(model, machine, how, writers=(nodes + 1) // 2, readers=(nodes + 1) // 2)
     steps = [n for n in range(1, gpus) if n < machine.node or n % machine.node == 0]
     sampled = {n: streaming(model, machine, task, n, tp) for n in steps if n % tp == 0}
-    trained = {n: training(model, machine, task, n) for n in steps}
+    trained = {n: sharded(model, machine, task, n) for n in steps}
     splits = [(max(s, t), n, m) for n, s in sampled.items() for m, t in trained.items() if n + m <= gpus]
     shortest = min((seconds for seconds, *_ in splits), default=math.inf)
     if math.isinf(shortest):

@@ -1,4 +1,4 @@
-"""What step_cost.py reckons with: a model, a machine, the episodes of a step."""
+"""What step_cost.py and training_cost.py reckon with: a model, a machine, the episodes of a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Model:
     """A decoder. `active`: parameters that a token goes through, if that is not all (mixture of experts).
 
     Attributes:
-        attended: heads * size of a head. cached: the same of keys (and of values).
+        attended: heads * size of a head, `of_head`. cached: the same of keys (and of values).
         experts, chosen: of a layer; 0 without experts.
+        width: bytes of a weight or activation in a pass of training.
     """
 
     parameters: float
@@ -29,6 +30,8 @@ class Model:
     active: float = 0.0
     experts: int = 0
     chosen: int = 0
+    of_head: int = 128
+    width: int = BF16
 
     @property
     def head(self) -> float:
@@ -44,14 +47,20 @@ class Model:
         """Bytes of keys and values of a token."""
         return 2.0 * BF16 * self.layers * self.cached
 
+    @property
+    def shared(self) -> float:
+        """Parameters of no expert."""
+        if not self.experts:
+            return self.parameters
+        return self.active - (self.parameters - self.active) * self.chosen / (self.experts - self.chosen)
+
     def read(self, batch: float) -> float:
         """Bytes of the weights that a decoding step reads. Of experts those that any of `batch` tokens chose,
         if each chooses at random: 1 - (1 - chosen / experts) ** batch of them."""
         if not self.experts:
             return BF16 * self.parameters
-        shared = self.active - (self.parameters - self.active) * self.chosen / (self.experts - self.chosen)
         touched = 1 - (1 - self.chosen / self.experts) ** batch
-        return BF16 * (shared + (self.parameters - shared) * touched)
+        return BF16 * (self.shared + (self.parameters - self.shared) * touched)
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Machine:
         streamed: of `bandwidth` in decoding. launch: seconds of a decoding step beside memory and arithmetic.
             Both are fitted to vLLM with 8B and one request on an H100 and on an A100.
         moved: of `link` and `net` in collectives. hop: seconds of one step of a collective.
+        hidden: of arithmetic, behind which weights are gathered. 0: what computes moves them, too.
         most: requests that one engine runs at once. room: of `memory` that weights and cache may take.
         lost: GPU-hours per failure that ends a job. 50,677: Llama 3, 419 failures of 16,384 GPUs in 54 days.
         restart: seconds until training goes on after a failure.
@@ -86,16 +96,23 @@ class Machine:
     moved: float = 0.8
     launch: float = 0.7e-3
     hop: float = 5e-6
+    hidden: float = 1.0
     most: int = 256
     room: float = 0.9
     lost: float = 50_677.0
     restart: float = 600.0
 
-    def between(self, ranks: int) -> float:
-        """Bytes/s of a collective over so many GPUs. Each byte enters a node once, through all its cards, and
-        is then handed on inside: so nodes are connected by `node * net` (bus bandwidth of nccl-tests)."""
-        cards = min(ranks, self.node) * self.net
-        return self.moved * (self.link if ranks <= self.node else min(self.link, cards))
+    def between(self, ranks: int, stride: int = 1) -> float:
+        """Bytes/s of a collective over so many GPUs, every `stride`-th. Each byte enters a node once, through
+        the cards of those in it, and is then handed on inside: so nodes are connected by `node * net` at
+        best (bus bandwidth of nccl-tests)."""
+        if ranks * stride <= self.node:
+            return self.moved * self.link
+        return self.moved * min(self.link, max(1, self.node // stride) * self.net)
+
+    def pairwise(self, ranks: int) -> float:
+        """Bytes/s of what each of so many GPUs sends to one other, or another part to each."""
+        return self.moved * (self.link if ranks <= self.node else self.net)
 
 
 @dataclass(frozen=True)
@@ -153,6 +170,11 @@ class Task:
     def unique(self) -> float:
         """The same as a trie: a prompt counts once for its group, history once for its episode."""
         return float(self.groups * self.prompt) + self.episodes * (self.row - self.prompt)
+
+    @property
+    def longest(self) -> float:
+        """Tokens of the longest episode when it ends."""
+        return self.row + max(self.lengths) - self.turns * self.reply
 
     @property
     def context(self) -> float:

@@ -11,6 +11,7 @@ import pytest
 import scale
 import step_cost
 import torch
+import training_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_shapes import Machine, Model, Task
@@ -18,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from silva.models.trie import build
+from silva.trainer.settings import Parallel
 
 LLAMA = scale.LLAMA
 SMALL = Model(1e9, 10, 100, 100, 50, 1000)
@@ -47,7 +49,7 @@ def test_flop_are_those_that_torch_counts() -> None:
         model(tokens, labels=tokens).loss.backward()
     shape = Model(sum(p.numel() for p in model.parameters()), 3, 64, 64, 32, 97)
     task = Task(groups=1, size=1, prompt=0, reply=length, scores=0)
-    found = step_cost.training_flop(shape, task, recompute=False)
+    found = training_cost.training_flop(shape, task, recompute=False)
     masked = 3 * 4 * 3 * 64 * length * length / 2  # torch counts pairs that the mask hides
     assert counter.get_total_flops() == pytest.approx(found + masked, rel=0.01)
 
@@ -74,14 +76,14 @@ def test_lengths_have_the_mean_that_is_asked_for_and_the_cut() -> None:
 
 def test_a_model_is_divided_among_as_few_gpus_as_have_room() -> None:
     """8B on two: 65.5 GB that learn, 0.9 GB gathered and 7.1 GB of activations are more than 72 GB."""
-    assert step_cost.shard(scale.MODELS["8B"], H100, 64, 16_384) == 4
-    assert step_cost.shard(scale.MODELS["8B"], H100, 23, 16_384) == 23
-    assert step_cost.shard(scale.MODELS["8B"], H100, 64, 8192) == 2
-    assert step_cost.shard(scale.MODELS["8B"], H100, 24, 16_384) == 4  # three would not stay in a node
-    assert step_cost.shard(scale.MODELS["8B"], H100, 3, 16_384) == 3  # 43.7 GB that learn
-    assert step_cost.shard(scale.MODELS["32B"], H100, 48, 16_384) == 16
-    assert step_cost.shard(scale.MODELS["8B"], H100, 2, 16_384) == 0
-    assert step_cost.training(scale.MODELS["8B"], H100, Task(), 2) == math.inf
+    assert training_cost.shard(scale.MODELS["8B"], H100, 64, 16_384) == 4
+    assert training_cost.shard(scale.MODELS["8B"], H100, 23, 16_384) == 23
+    assert training_cost.shard(scale.MODELS["8B"], H100, 64, 8192) == 2
+    assert training_cost.shard(scale.MODELS["8B"], H100, 24, 16_384) == 4  # three would not stay in a node
+    assert training_cost.shard(scale.MODELS["8B"], H100, 3, 16_384) == 3  # 43.7 GB that learn
+    assert training_cost.shard(scale.MODELS["32B"], H100, 48, 16_384) == 16
+    assert training_cost.shard(scale.MODELS["8B"], H100, 2, 16_384) == 0
+    assert training_cost.sharded(scale.MODELS["8B"], H100, Task(), 2) == math.inf
 
 
 def test_bytes_enter_a_node_once() -> None:
@@ -96,10 +98,10 @@ def test_training_by_hand() -> None:
     forward = 2 * (1e9 - 2e5) * 2000 + 2 * 1e5 * 2000 + 4 * 10 * 100 * 2000 * 500
     arithmetic, gathering = 3 * forward / 1e12, 8e9 / 2 / 1e9
     stepping = 28 * 1e9 / 2 / 1e10
-    found = step_cost.training(SMALL, machine, task, 2, micro=1000, recompute=False, size=2)
+    found = training_cost.training(SMALL, machine, task, 2, Parallel(), micro=1000, recompute=False).seconds
     assert found == pytest.approx(arithmetic + gathering / 10 + stepping)
     slow = replace(machine, link=1e8)
-    found = step_cost.training(SMALL, slow, task, 2, micro=1000, recompute=False, size=2)
+    found = training_cost.training(SMALL, slow, task, 2, Parallel(), micro=1000, recompute=False).seconds
     assert found == pytest.approx(40 + 40 / 10 + stepping)  # nothing is hidden longer than it computes
 
 
@@ -150,7 +152,7 @@ def test_no_split_of_the_gpus_is_faster(name: str) -> None:
     found = step_cost.apart(model, H100, task, 8)
     assert found is not None and found.samplers + found.trainers <= 8
     every = [
-        max(step_cost.streaming(model, H100, task, n, 1), step_cost.training(model, H100, task, m))
+        max(step_cost.streaming(model, H100, task, n, 1), training_cost.sharded(model, H100, task, m))
         for n in range(1, 8)
         for m in range(1, 9 - n)
     ]
