@@ -178,7 +178,7 @@ class Cost:
     Attributes:
         longest: of `sampling`, what no GPU more would shorten.
         samplers, trainers: GPUs; the same ones, unless `apart`.
-        tp: GPUs of an engine. size: GPUs of one copy of what learns (`dp_shard`).
+        tp: GPUs of an engine. size: GPUs of one copy of what learns (`dp_shard` if cp is 1).
     """
 
     seconds: float
@@ -200,17 +200,23 @@ class Cost:
         return "the longest episode" if alone else found
 
 
-def together(model: Model, machine: Machine, task: Task, gpus: int) -> Cost:
-    """Every GPU samples, then trains: level 0. Weights change hands inside each node, at its link."""
+def together(model: Model, machine: Machine, task: Task, gpus: int, cp: int = 1) -> Cost:
+    """Every GPU samples, then trains: level 0. Weights change hands inside each node, at its link.
+
+    Args:
+        cp: GPUs that share each row in training.
+    """
     tp = min(gpus, parallel(model, machine, task) or gpus)
-    sampled, trained = sampling(model, machine, task, gpus, tp), sharded(model, machine, task, gpus)
+    sampled, trained = sampling(model, machine, task, gpus, tp), sharded(model, machine, task, gpus, cp)
     moved = BF16 * model.parameters / machine.between(machine.node)
-    size = shard(model, machine, gpus, MICRO)
+    size = shard(model, machine, gpus, MICRO, cp)
     alone = longest(model, machine, task, tp)
     return Cost(sampled + trained + moved, sampled, alone, trained, moved, gpus, gpus, tp, size, False)
 
 
-def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "nccl") -> Cost | None:
+def apart(
+    model: Model, machine: Machine, task: Task, gpus: int, how: str = "nccl", cp: int = 1
+) -> Cost | None:
     """Some GPUs sample while the others train on the batch before. None if they are too few.
 
     A step is as long as the slower side, and both stand still while weights move. Of all splits within 2 % of
@@ -223,7 +229,7 @@ def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "ncc
     moved = transfer(model, machine, how, writers=(nodes + 1) // 2, readers=(nodes + 1) // 2)
     steps = [n for n in range(1, gpus) if n < machine.node or n % machine.node == 0]
     sampled = {n: streaming(model, machine, task, n, tp) for n in steps if n % tp == 0}
-    trained = {n: sharded(model, machine, task, n) for n in steps}
+    trained = {n: sharded(model, machine, task, n, cp) for n in steps}
     splits = [(max(s, t), n, m) for n, s in sampled.items() for m, t in trained.items() if n + m <= gpus]
     shortest = min((seconds for seconds, *_ in splits), default=math.inf)
     if math.isinf(shortest):
@@ -231,5 +237,5 @@ def apart(model: Model, machine: Machine, task: Task, gpus: int, how: str = "ncc
     near = [split for split in splits if split[0] <= 1.02 * shortest]
     seconds, n, m = min(near, key=lambda split: (split[1] + split[2], split[0]))
     alone = longest(model, machine, task, tp) / (1 + task.level)
-    size = shard(model, machine, m, MICRO)
+    size = shard(model, machine, m, MICRO, cp)
     return Cost(seconds + moved, sampled[n], alone, trained[m], moved, n, m, tp, size, True)

@@ -171,10 +171,11 @@ class Task:
         """The same as a trie: a prompt counts once for its group, history once for its episode."""
         return float(self.groups * self.prompt) + self.episodes * (self.row - self.prompt)
 
-    @property
+    @cached_property
     def longest(self) -> float:
-        """Tokens of the longest episode when it ends."""
-        return self.row + max(self.lengths) - self.turns * self.reply
+        """Tokens of the longest episode of an update when it ends, on average over the updates."""
+        longest = [max(self.lengths[update :: self.updates]) for update in range(self.updates)]
+        return self.row + sum(longest) / self.updates - self.turns * self.reply
 
     @property
     def context(self) -> float:

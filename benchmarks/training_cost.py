@@ -108,25 +108,25 @@ def of_rank(task: Task, parallel: Parallel, micro: int) -> float:
     return max(micro, task.longest) if parallel.pp > 1 else micro
 
 
-def shard(model: Model, machine: Machine, ranks: int, tokens: int) -> int:
-    """GPUs among which one copy of the model is divided if nothing else divides it: the smallest divisor of
-    `ranks`, part of a node or whole nodes, with room for passes of so many tokens. 0: none has."""
+def shard(model: Model, machine: Machine, ranks: int, tokens: int, cp: int = 1) -> int:
+    """GPUs among which dp_shard and `cp` divide a copy of the model: the smallest divisor of `ranks`, part of
+    a node or whole nodes, with room for passes of so many tokens. 0: none has."""
     node = machine.node
-    for n in range(1, ranks + 1):
+    for n in range(cp, ranks + 1, cp):
         whole = ranks % n == 0 and (node % n == 0 or n % node == 0 or n == ranks)
-        if whole and memory(model, ranks, copies_of(n, ranks), tokens) <= machine.room * machine.memory:
+        if whole and memory(model, ranks, copies_of(n, ranks, cp), tokens) <= machine.room * machine.memory:
             return n
     return 0
 
 
-def copies_of(size: int, ranks: int) -> Parallel:
-    return Parallel(dp_shard=size, dp_replicate=ranks // size)
+def copies_of(size: int, ranks: int, cp: int = 1) -> Parallel:
+    return Parallel(dp_shard=size // cp, dp_replicate=ranks // size, cp=cp, cp_style="ulysses")
 
 
-def sharded(model: Model, machine: Machine, task: Task, ranks: int) -> float:
-    """Seconds of a step's updates if only `dp_shard` divides the model; infinite if it has no room."""
-    size = shard(model, machine, ranks, MICRO)
-    return training(model, machine, task, ranks, copies_of(size, ranks)).seconds if size else math.inf
+def sharded(model: Model, machine: Machine, task: Task, ranks: int, cp: int = 1) -> float:
+    """Seconds of a step's updates if dp_shard and `cp` alone divide the model; infinite if it has no room."""
+    size = shard(model, machine, ranks, MICRO, cp)
+    return training(model, machine, task, ranks, copies_of(size, ranks, cp)).seconds if size else math.inf
 
 
 # --- time
@@ -158,7 +158,7 @@ def training(
     context, longest = (length / 2 * late(parallel, length / at_once) for length in (task.row, task.longest))
     flop = max(  # a row is computed in one share
         stage_flop(model, filled, sampled, context, pp, runs),
-        stage_flop(model, task.longest, max(task.lengths), longest, pp, runs),
+        stage_flop(model, task.longest, task.longest - task.prompt, longest, pp, runs),
     )
     walked = pp == 1 and task.row > of_pass * cp  # chunks are computed once more (trainer/walk.py)
     passes = (4 if recompute else 3) + task.scores + walked

@@ -146,7 +146,7 @@ def test_episodes_that_wait_for_tools_leave_their_place_to_others() -> None:
     assert alone == pytest.approx(4 * reply)
 
 
-@pytest.mark.parametrize("name", scale.TASKS)
+@pytest.mark.parametrize("name", ["maths", "agent"])
 def test_no_split_of_the_gpus_is_faster(name: str) -> None:
     model, task = scale.MODELS["1.7B"], replace(scale.TASKS[name], groups=16)
     found = step_cost.apart(model, H100, task, 8)
