@@ -155,12 +155,14 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """What a model makes of given tokens (temperature 1, full vocabulary): one entry per token in the tuples.
-    `likeliest` are the tokens it would have taken instead, with their log-probabilities."""
+    `likeliest` are the tokens it would have taken instead, with their log-probabilities, and `top`, if asked
+    for, the first few of these: (token, log-probability), the likeliest first."""
 
     logprobs: tuple[float, ...]
     likeliest: tuple[int, ...]
     likeliest_logprobs: tuple[float, ...]
     version: int = 0  # of the policy
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     def __post_init__(self) -> None:
         _same_length("TokenScores", self.logprobs, likeliest=self.likeliest,

@@ -28,6 +28,8 @@ class LocalEngineSettings(EngineSettings):
     AMD's processors."""
     prefill_tokens: Positive = 512
     """Prompt tokens computed in one step, so that long prompts do not stall decoding."""
+    max_adapters: Positive = 32
+    """LoRA adapters that requests can name; of more, the one that was used longest ago is dropped."""
 
     drafts: Literal["forest", "off"] = "forest"
     """`forest`: compute several tokens of a request in one step where prompts and earlier rollouts make them

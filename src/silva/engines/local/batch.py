@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from silva.engines.local.adapted import AdaptedLinears, StepAdapter, adapter_spans
 from silva.engines.local.decode_graph import DecodeGraphs
 from silva.engines.local.decoder import Decoder
 from silva.engines.local.drafts import Drafts, StepWork
 from silva.engines.local.following import follow, hand_on, look_ahead
-from silva.engines.local.kv_cache import KvCache
+from silva.engines.local.kv_cache import NOBODY, KvCache
 from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.engines.local.request import EngineRequest, EngineStats, ids, is_ready, row_of, source_of
 from silva.engines.local.sampling import Drawn, draw
@@ -51,6 +52,7 @@ class RunningBatch:
     Attributes:
         version: of the weights.
         drafts, graphs: None without them.
+        adapted: the layers that adapters add to.
         routing: the routers of the model if completions say which experts their tokens went to.
     """
 
@@ -62,13 +64,14 @@ class RunningBatch:
         context: int,
         cache: KvCache,
         decoder: Decoder,
+        adapted: AdaptedLinears,
         drafts: Drafts | None,
         graphs: DecodeGraphs | None,
         stats: EngineStats,
         routing: Routing | None = None,
     ) -> None:
         self.cache, self.decoder, self.drafts, self.graphs, self.stats = cache, decoder, drafts, graphs, stats
-        self.routing, self.version = routing, 0
+        self.adapted, self.routing, self.version = adapted, routing, 0
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
         self._loaded, self._settings, self._context = loaded, settings, context
@@ -119,6 +122,8 @@ class RunningBatch:
         self.keep_routes(finished)
         for request in finished:
             self.cache.release(row_of(request), request.source)
+            if request.failure is not None:
+                row_of(request).adapter = NOBODY
         seconds = time.perf_counter() - began
         self.stats.steps += 1
         self.stats.seconds += seconds
@@ -165,11 +170,11 @@ class RunningBatch:
             sibling, length = request.blocked
             if sibling.busy and sibling.computed < min(length, sibling.length):
                 return False
-        source, shared = self.cache.longest_prefix(request.prompt)
+        source, shared = self.cache.longest_prefix(request.prompt, request.number)
         if source is not None and shared > source.computed:
             request.blocked = source, shared  # a sibling is computing this prefix right now
             return False
-        got = self.cache.acquire(source, shared, request.prompt, spared)
+        got = self.cache.acquire(source, shared, request.prompt, spared, request.number)
         if got is None:
             return False
         request.row, request.cached = got
@@ -203,9 +208,12 @@ class RunningBatch:
         """Compute the last token of each that decodes, these spans of prompts, and the drafts of all of them
         into the cache, in one step."""
         given = [(r, Span(row_of(r).index, row_of(r).computed, row_of(r).length)) for r in decode] + prefill
+        given.sort(key=lambda each: each[0].number)
         requests = [r for r, _ in given]
         spans = [Span(span.row, span.start, span.stop + len(r.draft)) for r, span in given]
-        if self.graphs is not None and not prefill:
+        sizes = (span.stop - span.start for span in spans)
+        adapted = adapter_spans(zip((r.adapter for r in requests), sizes, strict=True))
+        if self.graphs is not None and not prefill and not adapted:
             self.graphs([row_of(r) for r in decode])
         else:
             parts = []
@@ -214,14 +222,16 @@ class RunningBatch:
                 parts.append(row_of(request).tokens[span.start : span.stop])
                 if request.draft:
                     parts.append(ids(request.draft))
-            RaggedStep(self.cache, spans).compute(self.decoder, np.concatenate(parts))
+            step = RaggedStep(self.cache, spans, self.adapted.least(adapted))
+            with self.adapted.rows(adapted, step.size):
+                step.compute(self.decoder, np.concatenate(parts))
         for request, span in zip(requests, spans, strict=True):
             row_of(request).computed = min(span.stop, row_of(request).length)
 
     def _sample(self, ready: Sequence[EngineRequest], work: StepWork) -> None:
         """A token for each of these requests, and one more for each token of its draft that was drawn."""
         states: dict[Any, list[tuple[EngineRequest, int]]] = {}  # what to draw from, and for whom
-        for request in ready:
+        for request in sorted(ready, key=lambda r: r.number):
             row, last, params = source_of(request).index, row_of(request).length - 1, request.params
             law = params.temperature, params.top_k, params.top_p, params.min_p  # probabilities from logits
             for ahead in range(len(request.draft) + 1):
@@ -229,7 +239,8 @@ class RunningBatch:
         if not states:
             return
         draws = [each for drawing in states.values() for each in drawing]
-        logits = self._logits([row for row, _, _ in states], [place for _, place, _ in states])
+        adapters = [drawing[0][0].adapter for drawing in states.values()]
+        logits = self._logits([row for row, _, _ in states], [place for _, place, _ in states], adapters)
         numbers = uniform([r.params.seed for r, _ in draws], [len(r.tokens) + ahead for r, ahead in draws])
         uniforms = torch.from_numpy(numbers).to(logits.device)
         firsts = [drawing[0][0].params for drawing in states.values()]
@@ -267,22 +278,31 @@ class RunningBatch:
         return kept
 
     def _take(self, request: EngineRequest, drawn: Drawn, place: int) -> None:
-        self._check_finite(drawn.raw_logprobs[place : place + 1])
+        if not self._finite(request, drawn.raw_logprobs[place : place + 1]):
+            return
         request.tokens.append(drawn.tokens[place])
         request.logprobs.append(drawn.logprobs[place])
         request.raw_logprobs.append(drawn.raw_logprobs[place])
         request.entropies.append(drawn.entropies[place])
-        request.versions.append(self.version)
+        request.versions.append(self._version(request))
         request.stop_reason = self._stopped(request)
         if request.stop_reason is None:
             self.cache.append(row_of(request), drawn.tokens[place])
 
-    def _check_finite(self, logprobs: Sequence[float]) -> None:
-        if not all(map(math.isfinite, logprobs)):
-            raise EngineError(
-                f"the model's logits are not finite (version {self.version}): its weights hold NaN or "
-                f"infinity, or {self._loaded.dtype} is too narrow for it"
-            )
+    def _version(self, request: EngineRequest) -> int:
+        return self.version if request.adapter is None else request.adapter.version
+
+    def _finite(self, request: EngineRequest, logprobs: Sequence[float]) -> bool:
+        """Whether they are; a request for which they are not fails alone."""
+        if all(map(math.isfinite, logprobs)):
+            return True
+        adapter, version = request.adapter, self._version(request)
+        whose = "the model's" if adapter is None else f"with the adapter {adapter.name} the model's"
+        request.failure = EngineError(
+            f"{whose} logits are not finite (version {version}): its weights hold NaN or "
+            f"infinity, or {self._loaded.dtype} is too narrow for it"
+        )
+        return False
 
     def _stopped(self, request: EngineRequest) -> CompletionStop | None:
         params, tokens = request.params, request.tokens
@@ -309,19 +329,29 @@ class RunningBatch:
         """From the hidden states that the cache holds of every token."""
         row, targets = row_of(request), torch.from_numpy(request.prompt[request.score_from :])
         places = range(request.score_from - 1, row.length - 1)
-        parts = []
+        parts: list[Sequence[torch.Tensor]] = []
         for cut in range(0, len(places), SCORED):
             part = places[cut : cut + SCORED]
-            logprobs = self._logits([row.index] * len(part), part).log_softmax(-1)
+            adapters = [request.adapter] * len(part)
+            logprobs = self._logits([row.index] * len(part), part, adapters).log_softmax(-1)
             chosen = targets[cut : cut + SCORED].to(logprobs.device)
             best = logprobs.max(-1)
-            parts.append((logprobs.gather(1, chosen[:, None])[:, 0], best.indices, best.values))
-        found, likeliest, theirs = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
-        self._check_finite(found)
-        request.scores = TokenScores(tuple(found), tuple(likeliest), tuple(theirs), self.version)
+            top = logprobs.topk(min(request.top, logprobs.shape[1]))
+            own = logprobs.gather(1, chosen[:, None])[:, 0]
+            parts.append((own, best.indices, best.values, top.indices, top.values))
+        found, likeliest, theirs, *top = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
+        if self._finite(request, found):
+            first = tuple(tuple(zip(*each, strict=True)) for each in zip(*top, strict=True))
+            scores = tuple(found), tuple(likeliest), tuple(theirs)
+            request.scores = TokenScores(*scores, self._version(request), first if request.top else ())
 
-    def _logits(self, rows: Sequence[int], places: Sequence[int]) -> torch.Tensor:
-        """[N, V] of the token after each place, filled up for equal bits."""
-        filled = [0] * (self.cache.rules.linear.padded(len(rows)) - len(rows))
+    def _logits(
+        self, rows: Sequence[int], places: Sequence[int], adapters: Sequence[StepAdapter | None]
+    ) -> torch.Tensor:
+        """[N, V] of the token after each place, filled up for equal bits; those of an adapter come together."""
+        adapted = adapter_spans((adapter, 1) for adapter in adapters)
+        size = self.cache.rules.linear.padded(max(len(rows), self.adapted.least(adapted)))
+        filled = [0] * (size - len(rows))
         states = self.cache.outputs[0][[*rows, *filled], 0, [*places, *filled]]
-        return logits_of(self._loaded.model, states)[: len(rows)]
+        with self.adapted.rows(adapted, size):
+            return logits_of(self._loaded.model, states)[: len(rows)]

@@ -5,7 +5,7 @@
 `sample()` runs in the event loop; steps run one at a time on the compute thread, which the trainer shares,
 so weights never change under a forward pass.
 
-What a request gets depends on its tokens, parameters and seed alone, never on what else is running.
+What a request gets depends on its tokens, parameters, seed and adapter alone, never on what else is running.
 Not here: truncating prompts, retries, tokenising messages.
 """
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 import silva
+from silva.engines.local.adapted import AdaptedLinears, StepAdapter
 from silva.engines.local.batch import RunningBatch
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
@@ -107,46 +108,119 @@ class LocalEngine:
             context=context,
             cache=self.cache,
             decoder=decoder,
+            adapted=AdaptedLinears(loaded.model, decoder.linears, loaded.device),
             drafts=Drafts(context, self.rules.linear, self.stats) if drafts else None,
             graphs=DecodeGraphs(decoder, self.cache) if graphs else None,
             stats=self.stats,
             routing=routing,
         )
+        self._adapters: dict[str, StepAdapter] = {}  # those used last come last
         self._known = 0  # tokens computed before the weights changed last
         self._loop_task: asyncio.Task[None] | None = None
 
-    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
+    async def sample(
+        self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: str | None = None
+    ) -> Completion:
         """Sample a continuation of `tokens`. Cancelling the call frees its place at the next step.
+
+        Args:
+            adapter: the name of one that is loaded; the request keeps the version that it begins with.
 
         Raises:
             ContextOverflow: the prompt leaves no room for a token.
-            EngineError: the forward pass failed; with it fail all requests of the moment.
+            EngineError: the forward pass failed; with it fail all requests of the moment. Or there is no such
+                adapter, or its logits are not finite: with that no other request fails.
             OutOfMemory: with what to lower.
         """
-        return await self.stream(tokens, params)
+        return await self.stream(tokens, params, adapter=adapter)
 
     async def stream(
-        self, tokens: Sequence[int], params: SamplingParams, on_tokens: OnTokens | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        on_tokens: OnTokens | None = None,
+        *,
+        adapter: str | None = None,
     ) -> Completion:
         """As `sample`; `on_tokens` hears of tokens after the step that gave them, in the event loop."""
         self.capabilities.check_prompt(tokens)
-        request = EngineRequest(ids(tokens), params, on_tokens=on_tokens)
+        request = EngineRequest(ids(tokens), params, on_tokens=on_tokens, adapter=self._adapter(adapter))
         return cast(Completion, await self._answered(request))
 
-    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
+    async def score(
+        self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
+    ) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
 
         What the cache knows of them is not computed again.
+
+        Args:
+            adapter: as of `sample`.
+            top: how many of the likeliest tokens are told for each place.
 
         Raises:
             ContextOverflow: more tokens than the context holds.
             EngineError, OutOfMemory: as in `sample`.
         """
         self.capabilities.check_score(tokens, start)
+        found = self._adapter(adapter)
         if start == len(tokens):
-            return TokenScores((), (), (), self.version)
-        request = EngineRequest(ids(tokens), SamplingParams(1), score_from=start)
+            return TokenScores((), (), (), self.version if found is None else found.version)
+        request = EngineRequest(ids(tokens), SamplingParams(1), score_from=start, top=top, adapter=found)
         return cast(TokenScores, await self._answered(request))
+
+    def _adapter(self, name: str | None) -> StepAdapter | None:
+        if name is None:
+            return None
+        if name not in self._adapters:
+            known = ", ".join(sorted(self._adapters)) or "none"
+            raise EngineError(f"adapter: got {name}, expected one that is loaded: {known}")
+        found = self._adapters[name] = self._adapters.pop(name)
+        return found
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """The versions of those that are loaded, by name."""
+        return {name: adapter.version for name, adapter in self._adapters.items()}
+
+    async def load_adapter(
+        self, name: str, parameters: Mapping[str, torch.Tensor], *, scale: float, version: int = 0
+    ) -> None:
+        """Copy an adapter: requests of this name have it from now on, and those under way the one before.
+
+        Of more than `max_adapters` the one that was used longest ago is dropped.
+
+        Args:
+            parameters: see `AdaptedLinears.laid_out`.
+            scale: alpha / rank.
+
+        Raises:
+            EngineError: it does not fit the model.
+        """
+
+        def load() -> StepAdapter:
+            with self._threads():
+                return self.batch.adapted.laid_out(name, version, parameters, scale)
+
+        made = await asyncio.get_running_loop().run_in_executor(self._compute, load)
+        before = self._adapters.pop(name, None)
+        self._adapters[name] = made
+        dropped = [] if before is None else [before]
+        while len(self._adapters) > self._settings.max_adapters:
+            dropped.append(self._adapters.pop(next(iter(self._adapters))))
+        await self._forget(dropped)
+
+    async def drop_adapter(self, name: str) -> None:
+        """No request can begin with it any more; those under way go on. Nothing if it is not loaded."""
+        if name in self._adapters:
+            await self._forget([self._adapters.pop(name)])
+
+    async def _forget(self, adapters: Sequence[StepAdapter]) -> None:
+        def forget() -> None:
+            for adapter in adapters:
+                self.cache.forget(adapter.number)
+
+        await asyncio.get_running_loop().run_in_executor(self._compute, forget)
 
     async def _answered(self, request: EngineRequest) -> Completion | TokenScores:
         self.batch.waiting.append(request)
@@ -214,14 +288,22 @@ class LocalEngine:
 
     @property
     def notes(self) -> list[str]:
-        if self._loaded.device.type != "cpu" or (self.rules.hold and not silva.TORCH_CAME_FIRST):
-            return []
-        why = (
-            "torch was imported before silva (import silva first)"
-            if silva.TORCH_CAME_FIRST
-            else "here the last bits of a matrix product depend on how many rows it has"
-        )
-        return [f"this run repeats within rounding, not bit for bit: {why}. `silva doctor` says more"]
+        found = []
+        if self._loaded.device.type == "cpu" and (why := self._unequal()):
+            found.append(
+                f"this run repeats within rounding, not bit for bit: {why}. `silva doctor` says more"
+            )
+        if self._adapters and self.batch.graphs is not None:
+            found.append("steps with adapters are no CUDA graphs: every layer waits for Python to launch it")
+        return found
+
+    def _unequal(self) -> str:
+        """Why bits depend on the company; nothing where they do not."""
+        if silva.TORCH_CAME_FIRST:
+            return "torch was imported before silva (import silva first)"
+        if self.rules.hold and all(adapter.steady for adapter in self._adapters.values()):
+            return ""
+        return "here the last bits of a matrix product depend on how many rows it has"
 
     def memory(self, sequences: int, length: int) -> float:
         """Bytes of the keys and values of so many sequences, or of as many as the engine keeps."""
@@ -249,7 +331,11 @@ class LocalEngine:
             for request in (*self.batch.running, *finished):
                 request.tell()
             for request in finished:
-                if not request.future.done():
+                if request.future.done():
+                    continue
+                if request.failure is not None:
+                    request.future.set_exception(request.failure)
+                else:
                     request.future.set_result(request.result())
 
     def _fail(self, error: Exception) -> None:

@@ -27,7 +27,7 @@ def follow(cache: KvCache, requests: Sequence[EngineRequest]) -> None:
         row = row_of(request)
         if request.computes or (request.source is not None and _has(request.source, row, computing)):
             continue
-        planned, known = cache.prefixes(row.tokens)
+        planned, known = cache.prefixes(row.tokens, row.adapter)
         known[row.index] = 0
         best = int(known.argmax())
         leader = next((index for index in computing if planned[index] == row.length), None)
@@ -65,7 +65,8 @@ def hand_on(computing: Sequence[EngineRequest], followers: Sequence[EngineReques
 def _has(source: CacheRow, row: CacheRow, computing: set[int]) -> bool:
     """Whether the source has all of the row's tokens, and has computed them or is about to."""
     return (
-        source.length >= row.length
+        source.adapter == row.adapter
+        and source.length >= row.length
         and (source.computed >= row.length or source.index in computing)
         and np.array_equal(source.tokens[: row.length], row.tokens)
     )

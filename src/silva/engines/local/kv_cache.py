@@ -31,6 +31,8 @@ ADDRESSES = 2**28
 time, addresses do not."""
 # No tokens: where a row has none, and one that no row has.
 FREE, NOTHING = -1, -2
+NOBODY = -1
+"""In place of an adapter's number: of a row that no request may go on from."""
 
 
 class CacheRow:
@@ -42,6 +44,8 @@ class CacheRow:
         self.busy = False
         self.last_used = 0
         self.owners: tuple[int, ...] = ()  # the rows that hold its first blocks
+        self.adapter = 0  # the number of the one that it was computed with; 0: the model alone
+        self.written = 0  # positions that may hold numbers
         self._cache = cache
 
     @property
@@ -104,7 +108,7 @@ class KvCache:
             count, dtype = self._routed
             self.outputs.append(self._zeros(0, 1, 0, count, dtype=dtype))
         for row in self.rows:
-            row.computed, row.owners = 0, ()
+            row.computed, row.owners, row.written = 0, (), 0
         for row in self.rows:
             if row.busy:
                 self.reserve(row, row.length)
@@ -115,26 +119,33 @@ class KvCache:
     def nbytes(self) -> int:
         return sum(store.nbytes for store in (*self.keys, *self.values, *self.outputs))
 
-    def longest_prefix(self, tokens: np.ndarray) -> tuple[CacheRow | None, int]:
+    def longest_prefix(self, tokens: np.ndarray, adapter: int = 0) -> tuple[CacheRow | None, int]:
         """The row sharing the longest prefix with `tokens` (planned tokens count), and its length.
 
         Of several the one that has computed the most of it."""
-        planned, known = self.prefixes(tokens)
+        planned, known = self.prefixes(tokens, adapter)
         best = int((planned * (self.context + 1) + known).argmax())
         return (self.rows[best], int(planned[best])) if planned[best] else (None, 0)
 
-    def prefixes(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """How many of the first tokens each row has, and how many of those it has computed: [rows] each."""
+    def prefixes(self, tokens: np.ndarray, adapter: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """How many of the first tokens each row of the adapter has, and how many of those it has computed:
+        [rows] each."""
         width = min(len(tokens), self.tokens.shape[1] - 1)
         equal = self.tokens[:, : width + 1] == np.append(tokens[:width], NOTHING)
+        equal[:, 0] &= [row.adapter == adapter for row in self.rows]
         planned = equal.argmin(1)  # the first that differs; the last one does in any case
         return planned, np.minimum(planned, [row.computed for row in self.rows])
 
     def acquire(
-        self, source: CacheRow | None, shared: int, tokens: np.ndarray, spared: Collection[int] = ()
+        self,
+        source: CacheRow | None,
+        shared: int,
+        tokens: np.ndarray,
+        spared: Collection[int] = (),
+        adapter: int = 0,
     ) -> tuple[CacheRow, int] | None:
-        """A row for `tokens` whose first `shared` positions come from `source`; None while all others are
-        busy or spared.
+        """A row for `tokens` whose first `shared` positions come from `source`, a row of the same adapter;
+        None while all others are busy or spared.
 
         Returns the row and how many positions it already has. A finished sequence that `tokens`
         continues is taken over in place; of any other prefix whole blocks are shared, the rest is copied.
@@ -144,6 +155,9 @@ class KvCache:
         row = source if continued else self._idle_row(source, spared)
         if row is None:
             return None
+        if row.adapter != adapter:
+            self._erase(row)
+            row.adapter = adapter
         self.reserve(row, len(tokens))
         if source is None:
             row.owners = ()
@@ -165,14 +179,18 @@ class KvCache:
         return row, shared
 
     def _idle_row(self, source: CacheRow | None, spared: Collection[int]) -> CacheRow | None:
-        """The row to give up: an empty one, else the one unused for longest; `source` itself as the last.
+        """The row to give up: one without use, else the one unused for longest; `source` itself as the last.
 
         Never one that is spared or holds blocks of others. Among rows that nobody uses, there is always one
         that holds none: the newest.
         """
         held = {owner for row in self.rows if row.length for owner in row.owners}
         idle = [r for r in self.rows if not r.busy and r.index not in held and r.index not in spared]
-        return min(idle, key=lambda r: (r is source, r.length > 0, r.last_used, r.index), default=None)
+        return min(
+            idle,
+            key=lambda r: (r is source, r.length > 0 and r.adapter != NOBODY, r.last_used, r.index),
+            default=None,
+        )
 
     def release(self, row: CacheRow, source: CacheRow | None = None) -> None:
         """The sequence has ended; what was computed stays for reuse until the row is needed.
@@ -186,6 +204,18 @@ class KvCache:
         if source is not None:
             self._clock += 1
             source.last_used = self._clock
+
+    def forget(self, adapter: int) -> None:
+        """No request with this adapter will come again: its idle rows are the next to be given up."""
+        for row in self.rows:
+            if row.adapter == adapter and not row.busy:
+                row.adapter = NOBODY
+
+    def _erase(self, row: CacheRow) -> None:
+        """Zeros, as in a new row: another's NaN would count even where its weight is 0."""
+        for store in (*self.keys, *self.values, *self.outputs):
+            store[row.index : row.index + 1, :, : row.written] = 0  # it may have lost its memory
+        row.written = 0
 
     def copy(self, source: CacheRow, row: CacheRow, stop: int) -> None:
         """Go on with what `source` holds of positions up to `stop`, where `row` has the same tokens."""
@@ -226,6 +256,7 @@ class KvCache:
 
     def reserve(self, row: CacheRow, length: int) -> None:
         """Memory for so many positions of a row, beyond its tokens too."""
+        row.written = max(row.written, length)
         rows = row.index + 1
         if length >= self.tokens.shape[1]:
             wider = min(self.context, max(length, 2 * self.tokens.shape[1]))

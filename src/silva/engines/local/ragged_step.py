@@ -38,14 +38,17 @@ class RaggedStep:
 
     Spans of like length in rows that lie side by side are attended together: all that decode, and all
     short spans (the next turns of dialogues); a long one is attended on its own.
+
+    Args:
+        least: tokens that the step has at least.
     """
 
-    def __init__(self, cache: KvCache, spans: Sequence[Span]):
+    def __init__(self, cache: KvCache, spans: Sequence[Span], least: int = 0):
         self.cache = cache
         counts = np.array([s.stop - s.start for s in spans])
         rows = np.repeat([s.row for s in spans], counts)
         self.count = len(rows)
-        self.size = cache.rules.linear.padded(self.count)
+        self.size = cache.rules.linear.padded(max(self.count, least))
         positions = np.zeros(self.size, np.int64)
         positions[: self.count] = np.concatenate([np.arange(s.start, s.stop) for s in spans])
         self.rows = torch.from_numpy(rows).to(cache.device)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silva.engines.local.kv_cache import CacheRow
+from silva.errors import EngineError
 from silva.protocols import OnTokens
 from silva.routes import after
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
+    from silva.engines.local.adapted import StepAdapter
     from silva.engines.local.drafts import Lookahead
 
 
@@ -27,12 +29,17 @@ class EngineRequest:
         source: the row that its next token is drawn from; None: its own (following.py).
         lookahead: what may come next (drafts.py).
         computes: nobody else has its text.
+        adapter: None: the model alone.
+        top: how many of the likeliest tokens its scores tell at each place.
+        failure: why it alone ends without a result.
     """
 
     prompt: np.ndarray
     params: SamplingParams
     future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     score_from: int = 0
+    top: int = 0
+    adapter: StepAdapter | None = None
     on_tokens: OnTokens | None = None
     told: int = 0  # tokens that it has heard of
     scores: TokenScores | None = None
@@ -40,6 +47,7 @@ class EngineRequest:
     cached: int = 0
     blocked: tuple[CacheRow, int] | None = None  # waits until this row, now computing, is so far
     cancelled: bool = False
+    failure: EngineError | None = None
     stop_reason: CompletionStop | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -54,7 +62,12 @@ class EngineRequest:
 
     @property
     def done(self) -> bool:
-        return self.scores is not None or self.stop_reason is not None
+        return self.scores is not None or self.stop_reason is not None or self.failure is not None
+
+    @property
+    def number(self) -> int:
+        """Of its adapter, in the cache."""
+        return 0 if self.adapter is None else self.adapter.number
 
     def tell(self) -> None:
         """What is new since the last time."""
