@@ -88,7 +88,10 @@ def holds(rule: RowRule, family: Sequence[Probed]) -> bool:
 
 
 def random_numbers(shape: int | tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).to(dtype)
+    """With all digits of the type: products of shorter numbers are exact, which hides in what order they are
+    summed."""
+    wide = torch.promote_types(dtype, torch.float32)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=wide).to(dtype)
 
 
 def repeated(x: torch.Tensor, *times: int) -> torch.Tensor:
@@ -119,6 +122,23 @@ def linear_product(module: Any) -> Product:
     if isinstance(module, Conv1D):
         return lambda rows: torch.addmm(bias, repeated(row, rows), weight)
     return lambda rows: F.linear(repeated(row, rows), weight, bias)
+
+
+@functools.cache
+def of_products(kinds: frozenset[tuple[int, int, torch.dtype]], threads: int) -> RowRule | None:
+    """The cheapest rule for products x [N, k] @ w [k, n] on CPU, for all kinds (k, n, type).
+
+    None: no number of rows makes the bits equal.
+
+    Args:
+        threads: that torch has.
+    """
+
+    def product(k: int, n: int, dtype: torch.dtype) -> Product:
+        row, weight = random_numbers(k, dtype), random_numbers((k, n), dtype, 1)
+        return lambda rows: repeated(row, rows) @ weight
+
+    return first_rule([probed(product(k, n, dtype), counts_of(k, n))] for k, n, dtype in kinds)
 
 
 def of_training(layers: Iterable[nn.Module]) -> RowRule | None:

@@ -1,11 +1,12 @@
 """Adapters of LoRA for the requests of one step: each request has its own, or none.
 
-    rows of a step   | a a a a a | b b | c c c c c c c |      x W   for all rows at once
-    of adapters      |   first   | none|     second    |      + x A B   for the rows of each, in two small products
+    rows of a step   | a a a a a | b b b | c c c c c c c |     x W      once for all of them
+    their adapter    |   none    | first |    second     |     + x A B  for the rows of each
 
-The products of the model are shared, so a step costs little more with many adapters than with one. The small
-products are filled up with the rows beside them as `RowRule` says: then a request has the bits that it would
-have alone. An adapter is a copy: what it was made from may be trained further.
+The products of the model are shared, so a step with many adapters takes little longer than with none. Those
+of adapters are small; they are filled up with the rows beside them as a `RowRule` says, so that a request has
+the bits that it would have alone. An adapter is a copy: what it was made from may be trained further. (In
+training, models/lora_runs.py does the same with gradients.)
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from silva.engines.local.prepacked import JoinedLinear
-from silva.engines.local.same_bits import ANY, RowRule, probe_products
 from silva.errors import EngineError
+from silva.models.row_rules import ANY, RowRule, of_products, shape_of
 
 
 class LowRank(NamedTuple):
@@ -105,7 +106,7 @@ class AdaptedLinears:
         """A copy of an adapter.
 
         Args:
-            parameters: A [r, in] as "<layer>.lora_A.weight" and B [out, r] as "<layer>.lora_B.weight", for some
+            parameters: A [r, in] as "<layer>.lora_A.weight" and B [out, r] as "<layer>.lora_B.weight" of some
                 layers; scale * B A is added to the weight of each.
 
         Raises:
@@ -122,7 +123,7 @@ class AdaptedLinears:
         rule: RowRule | None = ANY
         if self._device.type == "cpu":
             shapes = frozenset((*product.shape, product.dtype) for product in products)
-            rule = probe_products(shapes, torch.get_num_threads())
+            rule = of_products(shapes, torch.get_num_threads())
         return StepAdapter(name, version, next(self._numbers), added, rule or ANY, rule is not None)
 
     def _pair(
@@ -135,8 +136,7 @@ class AdaptedLinears:
                 f"adapter {name}: got {layer}, expected the name of a linear layer of the model"
             )
         a, b = (parameters.get(f"{layer}.lora_{side}.weight", torch.empty(0)) for side in "AB")
-        rows, columns = module.weight.shape
-        outputs, inputs = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+        inputs, outputs = shape_of(module)
         if a.shape[1:] != (inputs,) or b.shape != (outputs, len(a)):
             raise EngineError(
                 f"adapter {name}, {layer}: got A {[*a.shape]} and B {[*b.shape]}, expected [r, {inputs}] "

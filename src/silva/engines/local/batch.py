@@ -336,19 +336,19 @@ class RunningBatch:
             logprobs = self._logits([row.index] * len(part), part, adapters).log_softmax(-1)
             chosen = targets[cut : cut + SCORED].to(logprobs.device)
             best = logprobs.max(-1)
-            top = logprobs.topk(min(request.top, logprobs.shape[1]))
+            first = logprobs.topk(min(request.top, logprobs.shape[1]))
             own = logprobs.gather(1, chosen[:, None])[:, 0]
-            parts.append((own, best.indices, best.values, top.indices, top.values))
+            parts.append((own, best.indices, best.values, first.indices, first.values))
         found, likeliest, theirs, *top = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
         if self._finite(request, found):
-            first = tuple(tuple(zip(*each, strict=True)) for each in zip(*top, strict=True))
+            tops = tuple(tuple(zip(*each, strict=True)) for each in zip(*top, strict=True))
             scores = tuple(found), tuple(likeliest), tuple(theirs)
-            request.scores = TokenScores(*scores, self._version(request), first if request.top else ())
+            request.scores = TokenScores(*scores, self._version(request), tops if request.top else ())
 
     def _logits(
         self, rows: Sequence[int], places: Sequence[int], adapters: Sequence[StepAdapter | None]
     ) -> torch.Tensor:
-        """[N, V] of the token after each place, filled up for equal bits; those of an adapter come together."""
+        """[N, V] of the tokens after places, filled up for equal bits; those of an adapter lie together."""
         adapted = adapter_spans((adapter, 1) for adapter in adapters)
         size = self.cache.rules.linear.padded(max(len(rows), self.adapted.least(adapted)))
         filled = [0] * (size - len(rows))

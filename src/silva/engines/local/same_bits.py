@@ -121,21 +121,6 @@ def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
     return RowRules(linear, alone, attention, matrices, lanes)
 
 
-@functools.cache
-def probe_products(kinds: frozenset[tuple[int, int, torch.dtype]], threads: int) -> RowRule | None:
-    """The rule under which x [N, k] @ w [k, n] gives rows the same bits, for all kinds (k, n, dtype).
-
-    Args:
-        threads: that torch has.
-    """
-
-    def product(k: int, n: int, dtype: torch.dtype) -> Product:
-        row, weight = _random(k, dtype), _random((k, n), dtype, 1)
-        return lambda rows: _repeated(row, rows) @ weight
-
-    return first_rule([probed(product(k, n, dtype), counts_of(k, n))] for k, n, dtype in kinds)
-
-
 def fill_up(model: nn.Module, alone: Mapping[Shape, RowRule]) -> None:
     """Let the layers of these shapes fill up their inputs themselves in inference mode; in place."""
     for module in model.modules():
