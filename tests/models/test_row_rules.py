@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from silva.models import row_rules
-from silva.models.row_rules import RowRule, of_training
+from silva.models.row_rules import RowRule, of_products, of_training, random_numbers
 
 
 @pytest.mark.same_bits
@@ -41,3 +41,27 @@ def test_the_products_of_both_ways_decide(monkeypatch: pytest.MonkeyPatch) -> No
     assert of_training([nn.Linear(4, 4)]) == RowRule(8)
     monkeypatch.setattr(row_rules, "_backward", lambda layer: lambda rows: torch.rand(rows, 3))
     assert of_training([nn.Linear(4, 4)]) is None
+
+
+@pytest.mark.same_bits
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(32, 3), (3, 88), (576, 16), (16, 192)], ids=str)
+def test_rows_of_plain_products_have_the_same_bits_under_the_rule(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    rule = of_products(frozenset({(*shape, dtype)}), torch.get_num_threads())
+    assert rule is not None
+    x, weight = random_numbers((300, shape[0]), dtype, 2), random_numbers(shape, dtype, 3)
+
+    def row(count: int, before: int) -> bytes:
+        start = 149 - min(before, count - 1)
+        return (x[start : start + count] @ weight)[149 - start].numpy().tobytes()
+
+    counts = {rule.padded(count) for count in (1, 2, 3, 5, 8, 31, 64, 130)}
+    assert len({row(count, before) for count in counts for before in (0, 1, 2, 140)}) == 1
+
+
+def test_numbers_that_are_probed_have_all_digits_of_their_type() -> None:
+    """Products of numbers of 24 bits are exact in float64, so no order of summing would show."""
+    numbers = random_numbers(100, torch.float64)
+    assert (numbers != numbers.float()).all()

@@ -56,6 +56,7 @@ MAY_CHANGE = frozenset(
         "engine.max_concurrent",
         "engine.cached_sequences",
         "engine.prefill_tokens",
+        "engine.max_adapters",
     }
 )
 """Prefixes of keys that leave what the run learns from as it is. Placement, parallelism and the cuts change

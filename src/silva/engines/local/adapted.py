@@ -27,7 +27,7 @@ from silva.errors import EngineError
 from silva.models.row_rules import ANY, RowRule, of_products, shape_of
 
 
-class LowRank(NamedTuple):
+class AddedProduct(NamedTuple):
     """What is added to some outputs of a product: x [N, in] @ down [in, r] @ up [r, out]."""
 
     outputs: slice
@@ -48,7 +48,7 @@ class StepAdapter:
     name: str
     version: int
     number: int
-    added: Mapping[JoinedLinear, Sequence[LowRank]]
+    added: Mapping[JoinedLinear, Sequence[AddedProduct]]
     rule: RowRule
     steady: bool
 
@@ -113,11 +113,11 @@ class AdaptedLinears:
             EngineError: the model has no such linear layer, or one of other sizes.
         """
         pairs = {layer: self._pair(name, layer, parameters) for layer in _layers_of(name, parameters)}
-        added: dict[JoinedLinear, list[LowRank]] = {}
+        added: dict[JoinedLinear, list[AddedProduct]] = {}
         for layer, (down, up) in pairs.items():
             group, first = self._place(layer)
             added.setdefault(group, []).append(
-                LowRank(slice(first, first + up.shape[1]), down, up.mul_(scale))
+                AddedProduct(slice(first, first + up.shape[1]), down, up.mul_(scale))
             )
         products = {product for pair in pairs.values() for product in pair}
         rule: RowRule | None = ANY

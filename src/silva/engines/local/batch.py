@@ -278,7 +278,8 @@ class RunningBatch:
         return kept
 
     def _take(self, request: EngineRequest, drawn: Drawn, place: int) -> None:
-        if not self._finite(request, drawn.raw_logprobs[place : place + 1]):
+        self._check_finite(request, drawn.raw_logprobs[place : place + 1])
+        if request.failure is not None:
             return
         request.tokens.append(drawn.tokens[place])
         request.logprobs.append(drawn.logprobs[place])
@@ -292,17 +293,16 @@ class RunningBatch:
     def _version(self, request: EngineRequest) -> int:
         return self.version if request.adapter is None else request.adapter.version
 
-    def _finite(self, request: EngineRequest, logprobs: Sequence[float]) -> bool:
-        """Whether they are; a request for which they are not fails alone."""
+    def _check_finite(self, request: EngineRequest, logprobs: Sequence[float]) -> None:
+        """A request for which they are not fails, and no other with it."""
         if all(map(math.isfinite, logprobs)):
-            return True
+            return
         adapter, version = request.adapter, self._version(request)
         whose = "the model's" if adapter is None else f"with the adapter {adapter.name} the model's"
         request.failure = EngineError(
             f"{whose} logits are not finite (version {version}): its weights hold NaN or "
             f"infinity, or {self._loaded.dtype} is too narrow for it"
         )
-        return False
 
     def _stopped(self, request: EngineRequest) -> CompletionStop | None:
         params, tokens = request.params, request.tokens
@@ -340,7 +340,8 @@ class RunningBatch:
             own = logprobs.gather(1, chosen[:, None])[:, 0]
             parts.append((own, best.indices, best.values, first.indices, first.values))
         found, likeliest, theirs, *top = (torch.cat(part).tolist() for part in zip(*parts, strict=True))
-        if self._finite(request, found):
+        self._check_finite(request, found)
+        if request.failure is None:
             tops = tuple(tuple(zip(*each, strict=True)) for each in zip(*top, strict=True))
             scores = tuple(found), tuple(likeliest), tuple(theirs)
             request.scores = TokenScores(*scores, self._version(request), tops if request.top else ())
