@@ -155,17 +155,16 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class TokenScores:
     """What a model makes of given tokens (temperature 1, full vocabulary): one entry per token in the tuples.
-    `likeliest` are the tokens it would have taken instead, with their log-probabilities, and `top`, if asked
-    for, the first few of these: (token, log-probability), the likeliest first."""
+    `likeliest` are the tokens it would have taken instead, and `top` the first few, if asked for."""
 
     logprobs: tuple[float, ...]
     likeliest: tuple[int, ...]
     likeliest_logprobs: tuple[float, ...]
     version: int = 0  # of the policy
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # tokens with their log-probabilities
 
     def __post_init__(self) -> None:
-        _same_length("TokenScores", self.logprobs, likeliest=self.likeliest,
+        _same_length("TokenScores", self.logprobs, likeliest=self.likeliest, top=self.top or None,
                      likeliest_logprobs=self.likeliest_logprobs)  # fmt: skip
 
 
@@ -204,8 +203,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was shown, the first segment, and what was answered, the others. `fresh`: these segments are the
-    whole context."""
+    """What was shown (the first segment) and answered (the others). `fresh`: they are the whole context."""
 
     id: str
     segments: tuple[Segment, ...]
