@@ -190,7 +190,7 @@ def clipped(
     """
     high, dual, least = settings.clip_high, settings.clip_dual, settings.balanced_clip_min_entropy
     ratio_N = bounded_ratio(logprobs - old_logprobs)
-    loss_N, clipped_N = _clip(ratio_N, advantages, settings.clip_low, high)
+    loss_N, clipped_N = surrogate(ratio_N, advantages, 1 - settings.clip_low, 1 + high)
     if least is not None:
         balanced_N = (advantages > 0) & (ratio_N > 1 + high)
         if least > 0:
@@ -234,7 +234,7 @@ def gspo(
     """
     mean_N = over_rows((logprobs - old_logprobs).detach(), rows, "geometric")
     ratio_N = bounded_ratio(mean_N + (logprobs - logprobs.detach()))
-    loss_N, clipped_N = _clip(ratio_N, advantages, settings.clip_low, settings.clip_high)
+    loss_N, clipped_N = surrogate(ratio_N, advantages, 1 - settings.clip_low, 1 + settings.clip_high)
     return loss_N, {"clipped": clipped_N.to(loss_N.dtype)}
 
 
@@ -347,9 +347,11 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def _clip(ratio_N: Tensor, advantages_N: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of PPO, and where it has no gradient, both [N]."""
-    loss_N = (-advantages_N * ratio_N).maximum(-advantages_N * ratio_N.clamp(1 - low, 1 + high))
-    too_good_N = (advantages_N > 0) & (ratio_N > 1 + high)
-    too_bad_N = (advantages_N < 0) & (ratio_N < 1 - low)
+def surrogate(
+    ratio_N: Tensor, advantages_N: Tensor, low: Tensor | float, high: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """The clipped surrogate of PPO by bounds of the ratio, and where it has no gradient, both [N]."""
+    loss_N = (-advantages_N * ratio_N).maximum(-advantages_N * ratio_N.clamp(low, high))  # type: ignore[arg-type]
+    too_good_N = (advantages_N > 0) & (ratio_N > high)
+    too_bad_N = (advantages_N < 0) & (ratio_N < low)
     return loss_N, too_good_N | too_bad_N

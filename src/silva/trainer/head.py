@@ -44,7 +44,8 @@ class Head:
     def __call__(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """hidden [N, H], targets [N], temperatures [N] -> log-probabilities [N], entropies [N] in nats."""
+        """hidden [N, H], targets [N] or [N, K], temperatures [N] -> log-probabilities, shaped as the targets,
+        and entropies [N] in nats."""
         tensors = hidden, targets, temperatures
         if len(hidden) <= self.rows_kept:
             return self._whole(*tensors)
@@ -64,7 +65,7 @@ class Head:
         if not bool((temperatures == 1).all()):
             logits_NV = logits_NV / temperatures[:, None]
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        logprobs = logprobs_NV.gather(-1, targets[:, None]).squeeze(-1)
+        logprobs = logprobs_NV.gather(-1, targets.reshape(len(targets), -1)).view(targets.shape)
         if self.entropy_grad and torch.is_grad_enabled():
             return logprobs, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         with torch.no_grad():

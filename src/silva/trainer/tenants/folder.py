@@ -1,0 +1,177 @@
+"""A run's folder: an adapter that PEFT loads, and beside it what training needs to go on.
+
+    adapter_model.safetensors, adapter_config.json   as PEFT stores them
+    optimizer.safetensors   AdamW's moments (`<parameter>/exp_avg`, ...) and gradients not yet stepped on
+    run.json                what the run is, of which base, and the digests of the other files
+
+No pickle. Not here: that a folder is there whole or not at all, which is the matter of who asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from torch import nn
+
+from silva.errors import CheckpointError
+from silva.models.loading import LoadedModel
+from silva.models.pieces import Pieces, write, written
+from silva.models.snapshots import base_of
+from silva.models.weight_files import let_read
+from silva.ports import FILES
+from silva.trainer.optimizer import Stepper
+from silva.trainer.state import MOMENTS
+
+ADAPTER, OPTIMIZER, RUN = "adapter_model", "optimizer", "run.json"
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."  # PEFT's, of the names of parameters
+GRADIENT = "gradient"
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """What a run is, but for its numbers."""
+
+    rank: int
+    alpha: float
+    attn: bool
+    mlp: bool
+    unembed: bool
+
+
+def save(loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, *, optimizer: bool) -> None:
+    """Write a run into `folder`, made if missing.
+
+    Raises:
+        CheckpointError: a file cannot be written (a full disk, for one).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters = stepper.parameters
+    write(folder, ADAPTER, {f"{PREFIX}{name}": each for name, each in parameters.items()}, 0)
+    layers = {name.rpartition(".lora_")[0] for name in parameters}
+    config = LoraConfig(
+        r=shape.rank,
+        lora_alpha=shape.alpha,  # type: ignore[arg-type]
+        target_modules=_shortened(loaded, layers),
+        base_model_name_or_path=loaded.name,
+        task_type="CAUSAL_LM",
+    )
+    config.inference_mode = True
+    config.save_pretrained(str(folder))
+    if optimizer:
+        write(folder, OPTIMIZER, _moments(stepper), 0)
+    let_read(folder)
+    files = [f"{ADAPTER}.safetensors", CONFIG, *([f"{OPTIMIZER}.safetensors"] if optimizer else [])]
+    digests = {name: _digest(folder / name) for name in files}
+    content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
+    FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def shape_in(folder: Path) -> LoraShape:
+    """Raises CheckpointError if there is no run."""
+    content = _read(folder)
+    return LoraShape(**{name: content[name] for name in LoraShape.__annotations__})
+
+
+def load(
+    loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, *, optimizer: bool
+) -> Callable[[], None]:
+    """Read what `save` has written.
+
+    Returns:
+        What brings the run to it; all of it is checked, and nothing has changed before it is called.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or belongs to another model or another kind of run.
+    """
+    content = _read(folder)
+    mine = {**asdict(shape), "base": _base(loaded)}
+    for name, expected in mine.items():
+        if content[name] != expected:
+            raise CheckpointError(f"{folder}: a run with {name} {content[name]}, expected {expected}")
+    for name, digest in content["files"].items():
+        if (found := _digest(folder / name)) != digest:
+            raise CheckpointError(f"{folder / name}: damaged, its sha256 is {found}, expected {digest}")
+    parameters = stepper.parameters
+    weights = _tensors(folder, ADAPTER, {f"{PREFIX}{name}": each for name, each in parameters.items()})
+    steps: Mapping[str, int] = content["steps"] if optimizer else {}
+    saved: Tensors = {}
+    if optimizer:
+        if f"{OPTIMIZER}.safetensors" not in content["files"]:
+            raise CheckpointError(f"{folder}: saved without its optimizer, so it cannot be loaded with it")
+        of_step = {f"{n}/{moment}": parameters[n] for n in steps if n in parameters for moment in MOMENTS}
+        pending = {f"{name}/{GRADIENT}": each for name, each in parameters.items()}
+        saved = _tensors(folder, OPTIMIZER, of_step, pending)
+
+    @torch.no_grad()
+    def apply() -> None:
+        stepper.begin()
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[f"{PREFIX}{name}"])
+            if (gradient := saved.get(f"{name}/{GRADIENT}")) is not None:
+                parameter.grad = gradient
+        for name, step in steps.items():
+            stepper.optimizer.state[parameters[name]] = {
+                "step": torch.tensor(float(step), dtype=torch.float32, device=parameters[name].device),
+                **{moment: saved[f"{name}/{moment}"] for moment in MOMENTS},
+            }
+
+    return apply
+
+
+def _moments(stepper: Stepper) -> Tensors:
+    found: Tensors = {}
+    for name, parameter in stepper.parameters.items():
+        if state := stepper.optimizer.state.get(parameter):
+            found |= {f"{name}/{moment}": state[moment] for moment in MOMENTS}
+        if parameter.grad is not None:
+            found[f"{name}/{GRADIENT}"] = parameter.grad
+    return found
+
+
+def _tensors(folder: Path, name: str, needed: Mapping[str, nn.Parameter],
+             others: Mapping[str, nn.Parameter] | None = None) -> Tensors:  # fmt: skip
+    """Those of a file: all that are needed, and others if they are there."""
+    with Pieces(written(folder, name)) as pieces:
+        there = pieces.describe()
+        expected = {**needed, **{each: like for each, like in (others or {}).items() if each in there}}
+        pieces.check(expected)
+        return {each: pieces.like(each, like) for each, like in expected.items()}
+
+
+def _shortened(loaded: LoadedModel, layers: set[str]) -> list[str]:
+    """The layers by the last parts of their names, if no other layer has the same."""
+    short = {layer.rpartition(".")[2] for layer in layers}
+    meant = {name for name, _ in loaded.model.named_modules() if name.rpartition(".")[2] in short}
+    return sorted(short if meant == layers else layers)
+
+
+def _base(loaded: LoadedModel) -> str:
+    return base_of(loaded)["digest of what is not trained"]
+
+
+def _digest(file: Path) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    file, wanted = folder / RUN, {*LoraShape.__annotations__, "base", "steps", "files"}
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}; expected a folder of a run") from error
+    if not isinstance(content, dict) or content.keys() != wanted:
+        raise CheckpointError(f"{file}: got {str(content)[:200]}, expected {', '.join(sorted(wanted))}")
+    return content

@@ -1,0 +1,352 @@
+"""The learner of many runs: adapters of each on one base model, gradients of several in one pass.
+
+    passes   a: [a1][a2]   b: [b1]   c: [c1]       each cut by its own data
+                 |
+    joint    [a1 b1 c1] [a2]                       at most one part of a run, within the budget
+                 |
+    model    linear layers, norms, embeddings      all tokens together
+             attention, adapters, activations      each part alone
+    head     and loss                              each part alone
+                 |
+    gradient of each run -> its own AdamW
+
+A run has the bits that it would have alone: no sum over tokens mixes parts, and the rows of products that all
+share have the same bits in any company (row_rules.py). Where they have not (on a GPU, with experts, or if no
+number of rows suffices), each part has a pass of its own.
+
+Not here: the order of requests, who may do what, when a run goes to disk.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from silva.algorithms import summed
+from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError, SilvaError
+from silva.models.attention import SideBySide
+from silva.models.loading import LoadedModel
+from silva.models.lora_runs import LoraRuns
+from silva.models.row_rules import RowRule, of_training
+from silva.models.trie import build
+from silva.trainer.explained_errors import explained_memory
+from silva.trainer.gradients import read
+from silva.trainer.head import Head
+from silva.trainer.optimizer import Stepper, check_params
+from silva.trainer.policy import attention_over
+from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.tenants import AdamParams, Pass, Passed, folder
+from silva.trainer.tenants.folder import LoraShape
+from silva.trainer.tenants.parts import Part, check, cut, part_of
+from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
+from silva.types import OptimParams
+
+
+@dataclass(frozen=True)
+class _Run:
+    shape: LoraShape
+    stepper: Stepper
+
+
+@dataclass
+class _Work:
+    """A pass in the making."""
+
+    asked: Pass
+    waiting: deque[list[int]]  # data of the parts to come
+    next: Part | None = None
+    logprobs: dict[int, np.ndarray] = field(default_factory=dict)
+    total: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: SilvaError | None = None
+
+    def add(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
+        for name, gradient in zip(names, gradients, strict=True):
+            so_far = self.gradients.get(name)
+            self.gradients[name] = gradient if so_far is None else so_far + gradient
+
+
+class _RunHead(Head):
+    """The head with the adapter that a run may have there."""
+
+    def __init__(self, loaded: LoadedModel, runs: LoraRuns, run: str) -> None:
+        super().__init__(loaded)
+        self._runs, self._run = runs, run
+
+    def _whole(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._runs.rows([(self._run, 0, len(hidden))]):  # also when it is computed again
+            return super()._whole(hidden, targets, temperatures)
+
+
+class Tenants:
+    """Trains the LoRA runs of many clients on one plain model, which stays as it is.
+
+    Args:
+        settings: the budget of a pass, and whether layers are computed again in the backward pass.
+        targets: the linear layers that runs may adapt, beside the head; None: those of `[model.lora]`.
+
+    Raises:
+        CapabilityError: the model has adapters of its own.
+        ModelError: a target is no linear layer of the model.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, settings: LocalTrainerSettings, *, targets: Sequence[str] | None = None
+    ) -> None:
+        from silva.config.sections import Lora
+
+        if loaded.lora:
+            raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
+        self.loaded, self._settings = loaded, settings
+        model, head = loaded.model, loaded.model.get_output_embeddings()
+        (name,) = [name for name, module in model.named_modules() if module is head]
+        layers = Lora().targets if targets is None else targets
+        self._adapters = LoraRuns(model, [*layers, name.rpartition(".")[2]])
+        if settings.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        self.rule = _rule(loaded)
+        self._runs: dict[str, _Run] = {}
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Those in memory."""
+        return tuple(self._runs)
+
+    def create(
+        self, run: str, *, rank: int, alpha: float, seed: int, attn: bool, mlp: bool, unembed: bool
+    ) -> None:
+        """Begin a run with fresh adapters, which change nothing yet; arguments as of `LoraRuns.add`."""
+        shape = LoraShape(rank, alpha, attn, mlp, unembed)
+        made = self._adapters.add(run, rank, alpha, seed, attn=attn, mlp=mlp, unembed=unembed)
+        self._runs[run] = _Run(shape, Stepper(made, most=sys.maxsize, of=f"run {run}"))
+
+    def drop(self, run: str) -> None:
+        """Forget a run."""
+        self._get(run)
+        del self._runs[run]
+        self._adapters.remove(run)
+
+    def passes(self, passes: Sequence[Pass]) -> list[Passed | SilvaError]:
+        """Compute passes, those of several runs together, and add their gradients to the runs'.
+
+        Passes of one run are computed in their order.
+
+        Returns:
+            Of each pass what it has found, or why it failed: then its run's gradient is what it was before.
+        """
+        works = [self._begun(each) for each in passes]
+        queues: defaultdict[str, deque[_Work]] = defaultdict(deque)
+        for work in works:
+            queues[work.asked.run].append(work)
+        while together := self._next(queues):
+            self._compute(together)
+        for work in works:
+            if work.error is None and work.asked.backward:
+                self._commit(work)
+        return [work.error or _passed(work) for work in works]
+
+    def optim_step(self, run: str, params: AdamParams) -> Mapping[str, float]:
+        """One step of AdamW on a run's gradient, then zero it. A run without a gradient stays as it is.
+
+        Returns:
+            `grad_norm` (before clipping) and `lr`.
+
+        Raises:
+            NonFiniteError: the gradient is not finite. Weights and moments are as before; it is dropped.
+            RecordError: numbers that AdamW does not take, or no such run.
+        """
+        stepper = self._get(run).stepper
+        given = OptimParams(
+            lr=params.lr,
+            betas=(params.beta1, params.beta2),
+            eps=params.eps,
+            weight_decay=params.weight_decay,
+            max_grad_norm=params.grad_clip_norm or None,
+        )
+        check_params(given)
+        with explained_memory(self._settings, f"stepping the optimizer of run {run}"):
+            found, _ = stepper.step(given)
+        stepper.drop_gradients()
+        if found.pop("nonfinite"):
+            raise NonFiniteError(
+                f"run {run}: no step, as the norm of its gradient is {found['grad_norm']}. Weights and "
+                "moments are as they were, and the gradient is dropped; lower the learning rate"
+            )
+        return found
+
+    def save(self, run: str, path: Path, *, optimizer: bool = True) -> None:
+        """Write a run into the folder `path` (folder.py), made if missing.
+
+        Args:
+            optimizer: with all that training needs to go on bit for bit: moments, and a gradient that has not
+                been stepped on.
+        """
+        mine = self._get(run)
+        folder.save(self.loaded, mine.shape, mine.stepper, path, optimizer=optimizer)
+
+    def load(self, run: str, path: Path, *, optimizer: bool) -> None:
+        """Bring a run to what `save` has written, of this one or another of the same kind.
+
+        Args:
+            optimizer: with the moments and the gradient there; otherwise the run begins without any.
+
+        Raises:
+            CheckpointError: the folder is damaged, or of another model or kind of run. Nothing has changed.
+        """
+        mine = self._get(run)
+        folder.load(self.loaded, mine.shape, mine.stepper, path, optimizer=optimizer)()
+
+    def park(self, run: str, path: Path) -> None:
+        """Leave an idle run on disk only."""
+        self.save(run, path)
+        self.drop(run)
+
+    def unpark(self, run: str, path: Path) -> None:
+        """Take a run back into memory; errors as of `load`."""
+        shape = folder.shape_in(path)
+        self.create(run, seed=0, **vars(shape))
+        try:
+            self.load(run, path, optimizer=True)
+        except BaseException:
+            self.drop(run)
+            raise
+
+    def parameters(self, run: str) -> Mapping[str, nn.Parameter]:
+        """Its adapters, by the names of their layers in the plain model."""
+        self._get(run)
+        return self._adapters.parameters(run)
+
+    def _get(self, run: str) -> _Run:
+        if run not in self._runs:
+            raise RecordError(f"run {run}: not in memory, expected one of {', '.join(self._runs) or 'none'}")
+        return self._runs[run]
+
+    def _begun(self, each: Pass) -> _Work:
+        work = _Work(each, deque())
+        try:
+            self._get(each.run)
+            check(each, self.loaded)
+            work.waiting.extend(cut(each, self.loaded, self._settings.micro_batch_tokens))
+        except SilvaError as error:
+            work.error = error
+        return work
+
+    def _next(self, queues: Mapping[str, deque[_Work]]) -> list[_Work]:
+        """The works whose next parts are computed together: all with a backward pass, or all without."""
+        chosen: list[_Work] = []
+        left = self._settings.micro_batch_tokens
+        for queue in queues.values():
+            while queue and (queue[0].error or not (queue[0].waiting or queue[0].next)):
+                queue.popleft()
+            if not queue:
+                continue
+            work = queue[0]
+            if chosen and (self.rule is None or work.asked.backward != chosen[0].asked.backward):
+                continue
+            work.next = work.next or part_of(work.asked, work.waiting.popleft(), self.loaded)
+            if not chosen or len(work.next) <= left:
+                chosen.append(work)
+                left -= len(work.next)
+        return chosen
+
+    def _compute(self, works: Sequence[_Work]) -> None:
+        """One part of each work. Where memory runs out all of these fail."""
+        try:
+            memory = explained_memory(self._settings, f"training {len(works)} runs at once")
+            with memory, training_mode(self.loaded.model), torch.set_grad_enabled(works[0].asked.backward):
+                self._through(works)
+        except OutOfMemory as error:
+            for work in works:
+                work.error = error
+        for work in works:
+            work.next = None
+
+    def _through(self, works: Sequence[_Work]) -> None:
+        parts = [work.next for work in works if work.next]
+        tries = [part.pack.trie for part in parts]
+        tokens = [part.pack.tokens for part in parts]
+        positions = [part.pack.positions for part in parts]
+        total = sum(map(len, parts))
+        if fill := (self.rule.padded(total) if self.rule else total) - total:
+            tries.append(build([np.zeros(fill, np.int64)]))
+            tokens.append(tokens[0].new_zeros(1, fill))
+            positions.append(torch.arange(fill, device=self.loaded.device)[None])
+        stops = np.cumsum([len(trie) for trie in tries]).tolist()
+        runs = [work.asked.run for work in works] + [None] * bool(fill)
+        spans = [(n, stop - len(trie), stop) for n, stop, trie in zip(runs, stops, tries, strict=True)]
+        with self._adapters.rows(spans):
+            hidden = self.loaded.model.get_decoder()(
+                input_ids=torch.cat(tokens, 1),
+                position_ids=torch.cat(positions, 1),
+                use_cache=False,
+                packed=SideBySide([(attention_over(self.loaded, trie), len(trie)) for trie in tries]),
+            ).last_hidden_state[0]
+            pulls = torch.zeros_like(hidden)
+            for work, part, (_, start, stop) in zip(works, parts, spans, strict=False):
+                pulls[start:stop] = self._loss(work, part, hidden[start:stop].detach())
+            self._backward(works, hidden, pulls)
+
+    def _loss(self, work: _Work, part: Part, hidden: torch.Tensor) -> torch.Tensor | float:
+        """Head and loss of a part; the gradient of its hidden states [U, H], 0 without one."""
+        asked, pack, run = work.asked, part.pack, work.asked.run
+        hidden.requires_grad_(asked.backward)
+        head = _RunHead(self.loaded, self._adapters, run)
+        found, _ = head(read(hidden, pack.predictors), pack.targets, pack.temperatures)
+        logprobs = read(found, pack.pairs)
+        total = summed.named(asked.loss).total(logprobs, pack.rows, part.inputs, asked.params)
+        if not math.isfinite(number := float(total.detach())):
+            work.error = NonFiniteError(f"run {run}: the loss {asked.loss} is {number}")
+            return 0.0
+        work.total += number
+        sizes = [len(asked.data[number].tokens) for number in part.data]
+        for datum, values in zip(part.data, logprobs.detach().cpu().split(sizes), strict=True):
+            work.logprobs[datum] = values.numpy()
+        if not asked.backward:
+            return 0.0
+        leaves = self._leaves(run, of_head=True)
+        of_hidden, *of_head = torch.autograd.grad(total, [hidden, *leaves.values()])
+        work.add([*leaves], of_head)
+        return of_hidden
+
+    def _backward(self, works: Sequence[_Work], hidden: torch.Tensor, pulls: torch.Tensor) -> None:
+        """From the hidden states to the adapters."""
+        leaves = [(work, name, leaf) for work in works if work.asked.backward
+                  for name, leaf in self._leaves(work.asked.run, of_head=False).items()]  # fmt: skip
+        if leaves:
+            gradients = torch.autograd.grad(hidden, [leaf for *_, leaf in leaves], pulls)
+            for (work, name, _), gradient in zip(leaves, gradients, strict=True):
+                work.add([name], [gradient])
+
+    def _leaves(self, run: str, *, of_head: bool) -> dict[str, nn.Parameter]:
+        """The adapters of the head, or all others."""
+        kind, layers = self._adapters.kind, self._adapters.parameters(run)
+        return {n: p for n, p in layers.items() if (kind(n.rpartition(".lora_")[0]) == "unembed") == of_head}
+
+    def _commit(self, work: _Work) -> None:
+        for name, parameter in self._adapters.parameters(work.asked.run).items():
+            gradient = work.gradients[name]
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _rule(loaded: LoadedModel) -> RowRule | None:
+    """How many tokens a joint pass needs; None: there are no joint passes."""
+    decoder = loaded.model.get_decoder()
+    if loaded.device.type != "cpu" or any(parameter.ndim > 2 for parameter in decoder.parameters()):
+        return None
+    return of_training(module for module in decoder.modules() if isinstance(module, nn.Linear | Conv1D))
+
+
+def _passed(work: _Work) -> Passed:
+    logprobs = [work.logprobs[number] for number in range(len(work.asked.data))]
+    return Passed(logprobs, {"loss:sum": work.total})

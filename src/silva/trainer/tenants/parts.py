@@ -1,0 +1,117 @@
+"""A run's pass, cut into what goes through the model at once: by its own data, whoever else is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from silva.algorithms import summed
+from silva.errors import RecordError
+from silva.models.loading import LoadedModel
+from silva.models.trie import build
+from silva.trainer.head import wide
+from silva.trainer.plan import plan
+from silva.trainer.policy import Pack, attention_cost
+from silva.trainer.tenants import Datum, Pass
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some of the data of a pass, on a trie of their own."""
+
+    data: list[int]  # which of the pass
+    pack: Pack  # its targets are [M, K] if those of a datum are [n, K]
+    inputs: Mapping[str, torch.Tensor]  # of the loss, [N] or [N, K]
+
+    def __len__(self) -> int:
+        return len(self.pack.trie)
+
+
+def check(each: Pass, loaded: LoadedModel) -> None:
+    """Raise RecordError for data that no model or loss takes, before any of them is computed with."""
+    loss = summed.named(each.loss)
+    if unknown := each.params.keys() - loss.params.keys():
+        expected = ", ".join(loss.params) or "none"
+        raise RecordError(f"loss {each.loss}: got parameters {sorted(unknown)}, expected {expected}")
+    if wrong := {name: value for name, value in each.params.items() if not math.isfinite(value)}:
+        raise RecordError(f"loss {each.loss}: got parameters {wrong}, expected finite numbers")
+    if not each.data:
+        raise RecordError("data: got none, expected one datum or more")
+    for number, datum in enumerate(each.data):
+        _check(datum, each.loss, loaded, f"datum {number}")
+    kinds = {(datum.targets.shape[1:], *sorted(datum.inputs)) for datum in each.data}
+    if len(kinds) > 1:
+        raise RecordError(f"data: got k and inputs {sorted(kinds)}, expected the same of each datum")
+
+
+def _check(datum: Datum, name: str, loaded: LoadedModel, where: str) -> None:
+    n, targets, loss = len(datum.tokens), datum.targets, summed.SUMMED[name]
+    if {datum.tokens.dtype.kind, targets.dtype.kind} - {*"iu"}:
+        raise RecordError(f"{where}: got {datum.tokens.dtype} and {targets.dtype}, expected whole numbers")
+    if datum.tokens.ndim != 1 or not 1 <= n <= loaded.context:
+        got = f"tokens of shape {list(datum.tokens.shape)}"
+        raise RecordError(f"{where}: got {got}, expected 1 to {loaded.context} in one row")
+    if targets.shape[:1] != (n,) or targets.ndim > 2 or not targets.size:
+        raise RecordError(f"{where}: got targets of shape {list(targets.shape)}, expected [{n}] or [{n}, k]")
+    if targets.ndim == 2 and name != "cross_entropy":
+        raise RecordError(f"{where}: got targets of shape {list(targets.shape)}, which loss {name} has not")
+    size = int(loaded.model.config.get_text_config().vocab_size)
+    for kind, ids in (("token", datum.tokens), ("target", targets)):
+        if len(wrong := ids[(ids < 0) | (ids >= size)]):
+            raise RecordError(f"{where}: got {kind} {wrong[0]}, expected 0 to {size - 1}")
+    if missing := [each for each in loss.needs if each not in datum.inputs]:
+        raise RecordError(f"{where}: got no {', '.join(missing)}, which loss {name} reads")
+    for each, array in datum.inputs.items():
+        if each not in (*loss.needs, *loss.takes):
+            raise RecordError(
+                f"{where}: got {each}, which loss {name} does not read; expected {', '.join(loss.needs)}"
+                + (f" and perhaps {', '.join(loss.takes)}" if loss.takes else "")
+            )
+        if array.shape != targets.shape:
+            shapes = f"got {each} of shape {list(array.shape)}, expected {list(targets.shape)}"
+            raise RecordError(f"{where}: {shapes}, as the targets")
+        if not np.isfinite(array).all():
+            raise RecordError(f"{where}: got {each} with a number that is not finite")
+
+
+def cut(each: Pass, loaded: LoadedModel, budget: int) -> list[list[int]]:
+    """Its data in parts of at most `budget` tokens, or those of its longest datum; shared ones count once."""
+    rows = [datum.tokens for datum in each.data]
+    most = max(budget, *map(len, rows))
+    (works,) = plan(rows, most, walk=False, attention=attention_cost(loaded))
+    return [work.rows for work in works]
+
+
+def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> Part:
+    """Places and targets that several rows share are predicted once."""
+    chosen = [each.data[number] for number in data]
+    trie = build([datum.tokens for datum in chosen])
+    before = np.concatenate(trie.rows)
+    targets = np.concatenate([datum.targets for datum in chosen])
+    wanted = np.column_stack([before, targets])
+    unique, pairs = np.unique(wanted, axis=0, return_inverse=True)
+
+    def moved(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(loaded.device)
+
+    kind = wide(loaded.dtype)
+    pack = Pack(
+        trie=trie,
+        tokens=moved(trie.tokens)[None],
+        positions=moved(trie.positions)[None],
+        predictors=moved(unique[:, 0]),
+        targets=moved(unique[:, 1:].reshape(-1, *targets.shape[1:])),
+        temperatures=torch.ones(len(unique), dtype=kind, device=loaded.device),
+        pairs=moved(pairs.reshape(-1)),
+        rows=moved(np.repeat(np.arange(len(chosen)), [len(datum.tokens) for datum in chosen])),
+        places=moved(np.concatenate([np.arange(len(datum.tokens)) for datum in chosen])),
+    )
+    inputs = {
+        name: moved(np.concatenate([datum.inputs[name] for datum in chosen])).to(kind)
+        for name in chosen[0].inputs
+    }
+    return Part(data, pack, inputs)
