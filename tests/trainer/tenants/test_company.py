@@ -87,7 +87,7 @@ def test_parts_of_several_runs_go_through_the_model_at_once() -> None:
 
 def test_a_pass_holds_no_more_than_the_budget() -> None:
     sizes = []
-    for budget in (4096, 60, 30):
+    for budget in (4096, 60, 24):
         learner = tenants(micro_batch_tokens=budget)
         seen = watched(learner)
         train(learner, ALL[:1])

@@ -46,7 +46,7 @@ from silva.trainer.policy import attention_over
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.tenants import AdamParams, Pass, Passed, folder
 from silva.trainer.tenants.folder import LoraShape
-from silva.trainer.tenants.parts import Part, check, cut, part_of
+from silva.trainer.tenants.parts import PassPart, check, cut, part_of
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import OptimParams
 
@@ -63,7 +63,7 @@ class _Work:
 
     asked: Pass
     waiting: deque[list[int]]  # data of the parts to come
-    next: Part | None = None
+    next: PassPart | None = None
     logprobs: dict[int, np.ndarray] = field(default_factory=dict)
     total: float = 0.0
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -297,7 +297,7 @@ class Tenants:
                 pulls[start:stop] = self._loss(work, part, hidden[start:stop].detach())
             self._backward(works, hidden, pulls)
 
-    def _loss(self, work: _Work, part: Part, hidden: torch.Tensor) -> torch.Tensor | float:
+    def _loss(self, work: _Work, part: PassPart, hidden: torch.Tensor) -> torch.Tensor | float:
         """Head and loss of a part; the gradient of its hidden states [U, H], 0 without one."""
         asked, pack, run = work.asked, part.pack, work.asked.run
         hidden.requires_grad_(asked.backward)

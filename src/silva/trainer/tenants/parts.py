@@ -20,7 +20,7 @@ from silva.trainer.tenants import Datum, Pass
 
 
 @dataclass(frozen=True)
-class Part:
+class PassPart:
     """Some of the data of a pass, on a trie of their own."""
 
     data: list[int]  # which of the pass
@@ -86,7 +86,7 @@ def cut(each: Pass, loaded: LoadedModel, budget: int) -> list[list[int]]:
     return [work.rows for work in works]
 
 
-def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> Part:
+def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> PassPart:
     """Places and targets that several rows share are predicted once."""
     chosen = [each.data[number] for number in data]
     trie = build([datum.tokens for datum in chosen])
@@ -114,4 +114,4 @@ def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> Part:
         name: moved(np.concatenate([datum.inputs[name] for datum in chosen])).to(kind)
         for name in chosen[0].inputs
     }
-    return Part(data, pack, inputs)
+    return PassPart(data, pack, inputs)
