@@ -14,7 +14,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -123,37 +122,44 @@ def _rank(quick: bool) -> None:
 
 
 def _machine(ranks: int, quick: bool) -> dict[str, float]:
+    """Rates over 20 calls at a time, so that a rank does not look as if it had a core of its own."""
     width, _ = _size(quick)
     a, b = torch.rand(BUDGET, width), torch.rand(width, 4 * width)
-    flops = 2 * BUDGET * width * 4 * width / _timed(lambda: a @ b, 20)
-    big = torch.rand(2**24)
-    other = torch.empty_like(big)
-    bandwidth = 2 * big.nbytes / _timed(lambda: other.copy_(big), 10)
-    link, hop = 1.0, 0.0
+    whole, copy = torch.rand(2**22), torch.empty(2**22)
+    layer = 15 * width**2
+
+    def seconds(work: Callable[[], object]) -> float:
+        return min(_timed(lambda: [work() for _ in range(20)], 3)) / 20
+
+    flop = 2 * BUDGET * width * 4 * width
+    moved = 2 * whole.nbytes
+    found = {"flops": flop / seconds(lambda: a @ b), "bandwidth": moved / seconds(lambda: copy.copy_(whole))}
+    found |= {"link": 1.0, "hop": 0.0}
     if ranks > 1:
-        steps = ranks - 1
-        link = FP32 * 15 * width**2 * steps / ranks / _timed(lambda: _gathered(15 * width**2 // ranks), 20)
-        hop = _timed(lambda: _gathered(1), 100) / steps
-    return {"flops": flops, "bandwidth": bandwidth, "link": link, "hop": hop}
+        others = ranks - 1
+        found["link"] = FP32 * layer * others / ranks / seconds(lambda: _gathered(layer // ranks))
+        found["hop"] = seconds(lambda: _gathered(1)) / others
+    return found
 
 
 def _gathered(numbers: int) -> None:
     dist.all_gather_single(torch.empty(numbers * dist.get_world_size()), torch.rand(numbers))
 
 
-def _timed(work: Callable[[], object], repeats: int) -> float:
-    """Seconds of one, while all ranks do the same."""
-    for repeated in (1, repeats):
+def _timed(work: Callable[[], object], repeats: int) -> list[float]:
+    """Seconds of each, which all ranks begin together, after one that does not count."""
+    found = []
+    for _ in range(repeats + 1):
         if dist.is_initialized():
             dist.barrier()
         began = time.perf_counter()
-        for _ in range(repeated):
-            work()
-    return (time.perf_counter() - began) / repeats
+        work()
+        found.append(time.perf_counter() - began)
+    return found[1:]
 
 
 def _update(way: Parallel, quick: bool) -> float:
-    """Seconds of one: the median."""
+    """Seconds of one: the shortest, as other programs use the cores too."""
     width, layers = _size(quick)
     argv = [
         f"@{CONFIGS / 'smoke.toml'}", f"--model.width={width}", f"--model.layers={layers}",
@@ -169,7 +175,7 @@ def _update(way: Parallel, quick: bool) -> float:
         learner.forward_backward(batch, LossSpec("reinforce"))
         learner.optim_step(OptimParams(1e-4))
 
-    return statistics.median(_timed(update, 1) for _ in range(3 if quick else UPDATES))
+    return min(_timed(update, 3 if quick else UPDATES))
 
 
 def sample(number: int, length: int) -> Sample:
