@@ -1,7 +1,7 @@
 """Ranks of a trainer on this machine (gloo), beside what training_cost.py predicts for them.
 
-    .venv/bin/python benchmarks/ranks.py --json ranks.json          about two minutes
-    .venv/bin/python benchmarks/ranks.py --quick                    a smaller model, under a minute
+    .venv/bin/python benchmarks/ranks.py --json ranks.json          three to four minutes
+    .venv/bin/python benchmarks/ranks.py --quick                    under a minute, too small to be predicted
 
 Updates of 32 rows of 256 tokens that share nothing, by ways of dividing the model; one thread a rank. First
 as many processes as there will be ranks measure the machine, all at once, so that a rate is that of a rank
@@ -31,6 +31,7 @@ from step_shapes import FP32, Machine, Model, Task
 
 from silva.config.load import load
 from silva.models.loading import load_model
+from silva.monitoring.busy import cores
 from silva.registries import REGISTRIES
 from silva.trainer.learner import Learner
 from silva.trainer.settings import Parallel
@@ -208,14 +209,13 @@ def predicted(
         body + 262 * width, layers, width, width, width // 2, 262, tied=True, of_head=width // 4, width=FP32
     )
     task = Task(groups=ROWS, size=1, prompt=0, reply=LENGTH, spread=0, scores=0)
-    rates = {name: measured[name] for name in ("flops", "bandwidth", "link", "hop")}
-    shared = replace(Machine(), **rates, trained=reached, moved=1, hidden=0, node=ranks)  # type: ignore[arg-type]
+    shared = replace(Machine(), **measured, trained=reached, moved=1, hidden=0, node=ranks)  # type: ignore[arg-type]
     found = [
         training_cost.training(model, here, task, ranks, way, micro=BUDGET // way.cp, recompute=False)
         for here in (shared, replace(shared, flops=alone))
     ]
     # Where ranks share cores, others work while a stage waits, but no faster than with a core for each.
-    return max(found[0].seconds - found[0].waiting * (ranks > len(os.sched_getaffinity(0))), found[1].seconds)
+    return max(found[0].seconds - found[0].waiting * (ranks > len(cores())), found[1].seconds)
 
 
 def _size(quick: bool) -> tuple[int, int]:

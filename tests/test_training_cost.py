@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranks
 import scale
 import torch
 import torch.distributed as dist
 import training_cost
-from ranks import sample
 from step_shapes import FP32, Machine, Model, Task
 from tests import moe
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -167,7 +167,7 @@ def test_bytes_are_those_that_ranks_exchange(name: str, tmp_path: Path) -> None:
         total = sum(p.numel() for p in loaded.model.parameters())
         learner = Learner(loaded, settings, seed=0, mesh=mesh_of(way, "cpu"))
         with Counted() as counted:
-            learner.forward_backward([sample(i, length) for i in range(rows)], LossSpec("reinforce"))
+            learner.forward_backward([ranks.sample(i, length) for i in range(rows)], LossSpec("reinforce"))
     model = Model(total, 2, 32, 32, 16, 262, tied=True, of_head=8, width=FP32)
     if name in ("experts", "ep"):  # two of four of 3 x 32 x 16 numbers, in two layers; one head of keys
         experts = {"active": total - 2 * 2 * 3 * 32 * 16, "experts": 4, "chosen": 2, "of_head": 16}
@@ -231,3 +231,18 @@ def test_ranks_that_share_a_row_end_sooner() -> None:
     assert best.cp * best.tp == 8
     alone = training_cost.training(scale.QWEN_7, H100, task, 8, Parallel())
     assert alone.seconds > 6 * seconds
+
+
+def test_ranks_that_share_cores_work_while_a_stage_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four micro-batches, two stages of 2 layers: a rank with a core of its own waits a fifth of the time."""
+    monkeypatch.setattr(ranks, "cores", lambda: [0, 1])
+    rates = {"flops": 1e11, "bandwidth": math.inf, "link": math.inf, "hop": 0.0}
+
+    def seconds(count: int, way: Parallel, flops: float) -> float:
+        return ranks.predicted(count, way, rates | {"flops": flops}, 1e11, 1.0, quick=False)
+
+    whole, stages = seconds(1, Parallel(), 1e11), seconds(2, Parallel(pp=2), 1e11)
+    busiest = stages / whole * 4 / 5
+    assert 0.5 < busiest < 0.51  # the last stage has the head
+    assert seconds(4, Parallel(pp=2), 5e10) == pytest.approx(busiest * whole)
+    assert seconds(4, Parallel(), 5e10) == pytest.approx(whole / 2)
