@@ -123,7 +123,8 @@ def parts_of(config: RunConfig) -> Iterator[None]:
             once=lambda name: {}, checkpoints=lambda: None, say=print, log=print,
         ) as actors,
     ):  # fmt: skip
-        patch.setenv(ADDRESSES, json.dumps({"cluster": address, "namespace": actors.namespace}))
+        given = {"cluster": address, "namespace": actors.namespace, "room": actors.room}
+        patch.setenv(ADDRESSES, json.dumps(given))
         loop = asyncio.new_event_loop()
         keeping = loop.create_task(actors.keep())
         thread = threading.Thread(target=loop.run_until_complete, args=(asyncio.wait([keeping]),))

@@ -119,10 +119,11 @@ class Assembly:
 
     @cached_property
     def tasksets(self) -> dict[str, TaskSet]:
-        found = dict[str, TaskSet]()
+        found, workers = dict[str, TaskSet](), 0
         for environment in self.config.environments:
             self.stage(f"read the tasks of {environment.label}")  # a minute for a million rows
-            found[environment.label] = _taskset(environment)
+            found[environment.label] = _taskset(environment, self.host, workers)
+            workers += environment.workers
         return found
 
     def trainer(self, *, recipe: bool = False) -> Trainer:
@@ -220,11 +221,12 @@ async def connected(part: T) -> T:
     return part
 
 
-def _taskset(environment: Any) -> TaskSet:
-    """Raises ConfigError with the environment's name where its own code fails."""
+def _taskset(environment: Any, host: Host, first: int) -> TaskSet:
+    """`first`: the number of its first worker. ConfigError names the environment whose own code fails."""
     try:
         with contained():
-            taskset: Any = _in_workers(environment) if environment.workers else environment.taskset()
+            apart = environment.workers
+            taskset: Any = _in_workers(environment, host, first) if apart else environment.taskset()
     except Escaped as error:
         raise ConfigError(f"environment {environment.label}: its taskset() raised {error}") from error
     except SilvaError:
@@ -237,7 +239,7 @@ def _taskset(environment: Any) -> TaskSet:
     return taskset
 
 
-def _in_workers(environment: Any) -> TaskSet:
+def _in_workers(environment: Any, host: Host, first: int) -> TaskSet:
     from silva.environments.process.workers import Workers
 
-    return Workers(environment)
+    return Workers(environment, host.worker, first)

@@ -65,6 +65,8 @@ class Scripted(Protocol):
 class Queued(Protocol):
     """An environment that waits for its turn, as others use what it runs on. The wait is not its own time."""
 
+    starting: bool  # what it runs on has been started, and is not there yet
+
     def worker_slot(self) -> AbstractAsyncContextManager[None]: ...  # held during reset, step and fork
 
 
@@ -309,10 +311,35 @@ class Remote(Protocol):
     async def connect(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A process that plays episodes, as environments/process/worker.py does.
+
+    Attributes:
+        number: which one of the run, from 0.
+        type, settings: of its environments; the settings are JSON.
+        variables: of its environment, beside those of the machine.
+    """
+
+    number: int
+    type: str
+    settings: str
+    variables: Mapping[str, str] = field(repr=False)  # there may be keys among them
+
+
+class WorkerChannel(Protocol):
+    """The way to such a process; EOFError says how it ended."""
+
+    async def ready(self) -> bytes: ...  # its first words, once it has started
+    async def ask(self, call: bytes) -> bytes: ...  # one at a time
+    def stop(self) -> None: ...  # ends it, whatever it does
+
+
 class Host(Protocol):
-    """Where engine and trainer are: in this process, or in others, of which it gives clients."""
+    """Where the parts are: in this process, or in others, of which it gives clients."""
 
     holds_model: bool  # whether the model is in this process
 
     def engine(self) -> Engine: ...
     def trainer(self, *, recipe: bool = False) -> Trainer: ...  # recipe: with its reference and critic
+    def worker(self, spec: WorkerSpec) -> WorkerChannel: ...  # a new process

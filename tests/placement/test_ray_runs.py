@@ -25,6 +25,7 @@ LIMIT = 600.0  # seconds for one run, on a machine with ten times as much work a
 SOON = 10.0  # seconds after which nothing of a run may be left
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
 SLOW = ("--environments.0.delay=200", "--environments.1.delay=200")  # changes no number
+WORKERS = ("--environments.0.workers=2", "--environments.0.delay=20", SLOW[1])  # one call at a time
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 REST = """
 import json, ray
@@ -76,6 +77,10 @@ class Run:
         return ledger.read_text().count('"sealed"') if ledger.exists() else 0
 
     def actors(self) -> dict[str, int]:
+        return {name: pid for pid, name in self.processes().items() if name}
+
+    def processes(self) -> dict[int, str]:
+        """Actors, and with no name what they have started."""
         found = {}
         for file in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -84,7 +89,7 @@ class Run:
                 continue
             key, _, value = self.mark.partition("=")
             if environ.get(key) == value:
-                found[environ[PART]] = int(file.parent.name)
+                found[int(file.parent.name)] = environ.get(PART, "")
         return found
 
 
@@ -134,17 +139,22 @@ def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
     assert "inference: weights: version 1" in (run.path / "services.log").read_text()
 
 
-def test_a_trainer_that_is_killed_and_a_server_that_is_stopped_change_nothing(
+def test_a_trainer_and_a_worker_that_are_killed_and_a_server_that_is_stopped_change_nothing(
     folder: Path, reference: dict[str, Any], given: dict[str, str]
 ) -> None:
-    run = Run(folder, "faults", "--placement.address=auto", *SLOW)
+    run = Run(folder, "faults", "--placement.address=auto", *WORKERS)
     with supervised(run.argv, given) as process:
         assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
+        before = run.actors()
+        assert {*before} == {"trainer", "inference", "worker", "worker1"}, process.output
+        assert [*run.processes().values()].count("") == 2  # which play the episodes
+        os.kill(before["worker"], signal.SIGKILL)
+        assert wait_for(lambda: run.actors().get("worker", before["worker"]) != before["worker"], LIMIT)
         os.kill(run.actors()["trainer"], signal.SIGKILL)
         assert wait_for(lambda: process.said("silva: trainer has died"), LIMIT), process.output
         os.kill(run.actors()["inference"], signal.SIGSTOP)
         assert process.wait(LIMIT) == 0, process.output
-        assert wait_for(lambda: not run.actors(), SOON)
+        assert wait_for(lambda: not run.processes(), SOON)
         assert process.left() == []
     assert process.said("silva: inference has not answered for 4 s: it is started again"), process.output
     assert process.said("the run goes on from its last checkpoint")
@@ -190,12 +200,13 @@ def test_a_trainer_whose_node_dies_goes_on_at_another(
 def test_nothing_is_left_of_a_command_that_is_killed_and_the_run_goes_on_elsewhere(
     folder: Path, reference: dict[str, Any], given: dict[str, str]
 ) -> None:
-    run = Run(folder, "killed", f"--placement.address={given['RAY_ADDRESS']}", *SLOW)
+    run = Run(folder, "killed", f"--placement.address={given['RAY_ADDRESS']}", *WORKERS)
     with supervised(run.argv, given) as process:
         assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
-        os.kill(run.actors()["trainer"], signal.SIGSTOP)  # as it may be at that moment
+        for name in ("trainer", "worker"):
+            os.kill(run.actors()[name], signal.SIGSTOP)  # as they may be at that moment
         process.process.kill()
-        assert wait_for(lambda: not run.actors(), SOON)
+        assert wait_for(lambda: not run.processes(), SOON)
         assert process.left() == []
     elsewhere = [word for word in run.argv if not word.startswith("--placement.")]
     with supervised([*elsewhere, "--resume", "--placement.threads=1"]) as process:
@@ -206,8 +217,9 @@ def test_nothing_is_left_of_a_command_that_is_killed_and_the_run_goes_on_elsewhe
 
 def test_parts_that_do_not_fit_are_refused_with_what_is_missing(folder: Path, given: dict[str, str]) -> None:
     needs = ["--placement.address=auto", "--placement.trainer_needs.GPU=2", "--placement.patience=0.5"]
-    with supervised(Run(folder, "large", *needs).argv, given) as process:
+    with supervised(Run(folder, "large", *needs, *WORKERS).argv, given) as process:
         assert process.wait(LIMIT) == 2
+    assert process.said("Asked: CPU 3, GPU 2", "worker1 CPU 1"), process.output
     assert process.said("trainer needs GPU 2 on one node, and no node has more than 0"), process.output
     assert not (folder / "large").exists()
     assert rest(given) == NOTHING

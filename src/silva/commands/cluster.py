@@ -141,7 +141,10 @@ def _parts(config: RunConfig, model: PreTrainedModel | None) -> list[PlacedPart]
         return [PlacedPart("all of them", HERE, both and both + own * _on_cpu(config, {}))]
     parts = [PlacedPart("orchestrator", HERE, own)]
     if placement.clustered:
-        for name, needs in placement.needs(ranks).items():
+        for name, needs in placement.needs(ranks, config.workers).items():
+            if part_of(name) == "worker":  # what an environment takes is its own affair
+                parts.append(PlacedPart(name, ACTOR, None, needs=needs))
+                continue
             took = trained if part_of(name) == "trainer" else sampled
             memory = took and took + own * _on_cpu(config, needs)
             parts.append(PlacedPart(name, ACTOR, memory, f"ray:{name}", needs))

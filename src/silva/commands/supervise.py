@@ -67,7 +67,7 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
             cluster(placement, told["say"]) as address,
             Actors(placement, "silva.commands.serve:carried", values, once=_crash, **told) as actors,
         ):
-            given = {"cluster": address, "namespace": actors.namespace}
+            given = {"cluster": address, "namespace": actors.namespace, "room": actors.room}
             alone = _orchestrator(argv, own.flags, {**NO_CRASH, ADDRESSES: json.dumps(given)})
             return asyncio.run(_both(supervised([alone], ""), actors.keep()))
     # Parts that run already have the user's key, and all have the same.

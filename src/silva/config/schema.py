@@ -130,6 +130,11 @@ class RunConfig(Section):
         """Processes of the trainer; a trainer from outside may know none."""
         return int(getattr(self.trainer, "ranks", 1))
 
+    @property
+    def workers(self) -> int:
+        """Processes that play episodes."""
+        return sum(environment.workers for environment in self.environments)
+
     @field_validator("name")
     @classmethod
     def _names_a_folder(cls, name: str) -> str:

@@ -126,17 +126,24 @@ class Carrier:
 
         if self._actor is None:
             self._actor = await asyncio.to_thread(ray.get_actor, self._name, self._namespace)
-        send = self._actor.ask.remote
-        asked = await asyncio.to_thread(send, head, body) if len(body) >= LONG else send(head, body)
-        try:
-            answer: bytes = await asked
-            return answer
-        except asyncio.CancelledError:
-            ray.cancel(asked)
-            raise
+        return await asked(self._actor.ask, head, body)
 
     async def aclose(self) -> None:
         self._actor = None
+
+
+async def asked(method: Any, *arguments: bytes) -> bytes:
+    """What a method of an actor answers; it is cancelled if nobody waits for that any more."""
+    import ray
+
+    long = sum(map(len, arguments)) >= LONG
+    call = await asyncio.to_thread(method.remote, *arguments) if long else method.remote(*arguments)
+    try:
+        answer: bytes = await call
+        return answer
+    except asyncio.CancelledError:
+        ray.cancel(call)
+        raise
 
 
 def part_of(name: str) -> str:

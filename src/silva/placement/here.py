@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from silva.environments.process.channel import WorkerProcess
 from silva.trainer.settings import published
 from silva.trainer.transfer import transfer_of
 
 if TYPE_CHECKING:
     from silva.assembly import Assembly
-    from silva.protocols import Engine, Trainer
+    from silva.protocols import Engine, Trainer, WorkerChannel, WorkerSpec
 
 
 class Here:
@@ -35,3 +36,6 @@ class Here:
         algorithm = config.algorithm if recipe else None
         trainer: Trainer = config.trainer.build(context, algorithm, transfer=transfer)
         return trainer
+
+    def worker(self, spec: WorkerSpec) -> WorkerChannel:
+        return WorkerProcess(spec)

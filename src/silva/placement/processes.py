@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import PlacedClientSettings
 from silva.engines.remote.wire import SilvaDialect
+from silva.environments.process.channel import WorkerProcess
 from silva.errors import CapabilityError
 from silva.trainer.remote import Open, RemoteTrainer, plain_config
 from silva.trainer.settings import published
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from silva.assembly import Assembly
     from silva.placement.settings import PlacedSettings
-    from silva.protocols import Engine, Trainer
+    from silva.protocols import Engine, Trainer, WorkerChannel, WorkerSpec
     from silva.wire.transport import Peer
 
 NARROW_TOLERANCE = 0.1
@@ -28,15 +29,22 @@ class Processes:
 
     Args:
         trainer, inference: where the parts are.
+        worker: starts a worker of environments.
     """
 
     holds_model = False
 
     def __init__(
-        self, settings: PlacedSettings, context: Assembly, trainer: Peer, inference: Sequence[Peer]
+        self,
+        settings: PlacedSettings,
+        context: Assembly,
+        trainer: Peer,
+        inference: Sequence[Peer],
+        worker: Callable[[WorkerSpec], WorkerChannel] = WorkerProcess,
     ) -> None:
         self._settings, self._context = settings, context
         self._trainer, self._inference = trainer, inference
+        self.worker = worker
 
     def engine(self) -> Engine:
         """The client of the servers, which are Silva's own, or what `[engine]` launches."""

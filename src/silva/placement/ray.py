@@ -1,11 +1,12 @@
 """Parts of a run as Ray actors: who starts, watches and ends them.
 
-    silva rl ──> cluster, its own or a given one ──> placement group, a bundle for each part
+    silva rl ──> cluster, its own or a given one ──> placement group, a bundle for each part and each worker
              └─> Actors.keep: a part is lost if its process or node has died, or if it has not answered for
                  DEAD_AFTER (Ray never notices SIGSTOP); it is killed and started again in its bundle
 
 Whoever has the cluster's token may run code there. Actors end with the process that started them, whatever
-ends it. Not here: what crosses (carrier.py), and what the parts do.
+ends it. Not here: what crosses (carrier.py), what the parts do, and the actors of workers, which the
+orchestrator starts (ray_worker.py).
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ class Actors:
         self._checkpoints, self._say, self._log = checkpoints, say, log
         folder = "" if settings.working_dir else os.getcwd()
         self._spec = {"values": values, "folder": folder}
-        self._needs = settings.needs(values["trainer"]["ranks"])
+        workers = sum(each["workers"] for each in values["environments"])
+        self._needs = settings.needs(values["trainer"]["ranks"], workers)
         self._group: Any = None
         self._alive: dict[str, Any] = {}
 
@@ -178,15 +180,23 @@ class Actors:
             ray.kill(actor)
         remove_placement_group(self._group)
 
+    @property
+    def room(self) -> dict[str, Any]:
+        """For `RayWorker`, as plain data: the group, whose its bundles are, and the copy of `working_dir`."""
+        import ray
+
+        copied = ray.get_runtime_context().runtime_env.get("working_dir", "")
+        return {"group": self._group.id.hex(), "bundles": [*self._needs], "working_dir": copied}
+
     async def keep(self) -> None:
-        """Start every part, and again whenever it is lost.
+        """Start every part, and again whenever it is lost; workers are the orchestrator's.
 
         Raises:
             SilvaError: what building a part raised; one that fails at every start, or is lost again and again
                 before the next checkpoint.
         """
         ranks = [name for name in self._needs if part_of(name) == "trainer"]
-        servers = ([name] for name in self._needs if part_of(name) != "trainer")
+        servers = ([name] for name in self._needs if part_of(name) == "inference")
         await gather(self._keep(names) for names in (ranks, *servers))
 
     async def _keep(self, names: Sequence[str]) -> None:
@@ -258,16 +268,23 @@ class Actors:
                 self._log(f"{name}: {line}")
 
     def _started(self, name: str, env: Mapping[str, str]) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        variables = {**self._settings.env_vars, **env, PART: name}
+        return actor_in(
+            self._group, [*self._needs].index(name), self._needs[name], CarriedPart,
+            name=name, namespace=self.namespace, max_concurrency=AT_ONCE, runtime_env={"env_vars": variables},
+        )  # fmt: skip
 
-        others = dict(self._needs[name])
-        bundle = PlacementGroupSchedulingStrategy(self._group, list(self._needs).index(name))
-        return ray.remote(CarriedPart).options(
-            name=name, namespace=self.namespace, max_concurrency=AT_ONCE, scheduling_strategy=bundle,
-            num_cpus=others.pop("CPU", 0), num_gpus=others.pop("GPU", 0), memory=others.pop("memory", None),
-            resources=others, runtime_env={"env_vars": {**self._settings.env_vars, **env, PART: name}},
-        ).remote()  # fmt: skip
+
+def actor_in(group: Any, bundle: int, needs: Mapping[str, float], kind: type, **options: Any) -> Any:
+    """An actor of the class `kind` in a bundle of a placement group, all of which it takes."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    others = dict(needs)
+    return ray.remote(kind).options(
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle), num_cpus=others.pop("CPU", 0),
+        num_gpus=others.pop("GPU", 0), memory=others.pop("memory", None), resources=others, **options,
+    ).remote()  # fmt: skip
 
 
 async def _first_silence(actors: Sequence[Any]) -> None:
@@ -341,7 +358,8 @@ def missing(
         f"({'; '.join(f'{name} {_amounts(each)}' for name, each in needs.items())}); there: "
         f"{_amounts(there)} on {len(nodes)} node{'s' * (len(nodes) != 1)}, of which free: {_amounts(left)}. "
         f"{'; '.join(short) or 'no node has enough of all together'}. Lower placement.trainer_needs, "
-        "placement.server_needs or placement.servers, or add nodes"
+        "placement.server_needs, placement.worker_needs, placement.servers or workers of environments, or "
+        "add nodes"
     )
 
 

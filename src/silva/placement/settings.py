@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
@@ -103,7 +104,8 @@ class ServicesPlacementSettings(PlacedSettings):
 
 
 class RayPlacementSettings(PlacedSettings):
-    """Trainer and inference as Ray actors, on a cluster that `silva rl` starts or that runs already."""
+    """Trainer, inference and workers of environments as Ray actors, on a cluster that `silva rl` starts or
+    that runs already."""
 
     clustered: ClassVar[bool] = True
     type: Literal["ray"] = "ray"
@@ -113,6 +115,8 @@ class RayPlacementSettings(PlacedSettings):
     """What Ray keeps for each rank of the trainer, by its names: { CPU = 4, GPU = 1, memory = 3e10 }."""
     server_needs: Annotated[Mapping[str, Above0], Field(min_length=1)] = {"CPU": 1}
     """The same for each inference server."""
+    worker_needs: Annotated[Mapping[str, Above0], Field(min_length=1)] = {"CPU": 1}
+    """The same for each worker of an environment (`workers`)."""
     env_vars: Mapping[str, str] = {}
     """Environment variables of the actors."""
     working_dir: str = ""
@@ -133,11 +137,12 @@ class RayPlacementSettings(PlacedSettings):
     def addressed(self) -> RayPlacementSettings:
         return self
 
-    def needs(self, ranks: int = 1) -> dict[str, Mapping[str, float]]:
-        """What each part needs, by its name, with so many ranks of the trainer."""
+    def needs(self, ranks: int = 1, workers: int = 0) -> dict[str, Mapping[str, float]]:
+        """What each part needs, by its name, with so many ranks of the trainer and workers."""
         return {
             **{f"trainer{i or ''}": self.trainer_needs for i in range(ranks)},
             **{f"inference{i or ''}": self.server_needs for i in range(self.servers)},
+            **{worker_name(i): self.worker_needs for i in range(workers)},
         }
 
     def build(self, context: Assembly) -> Host:
@@ -145,11 +150,16 @@ class RayPlacementSettings(PlacedSettings):
             return self.local.build(context)
         from silva.placement.processes import Processes
         from silva.placement.ray import join, peer
+        from silva.placement.ray_worker import RayWorker
 
         join(given["cluster"])
-        names = [name for name in self.needs(0)]
-        servers = [peer(name, given["namespace"]) for name in names]
-        return Processes(self, context, peer("trainer", given["namespace"]), servers)
+        servers = [peer(name, given["namespace"]) for name in self.needs(0)]
+        worker = partial(RayWorker, self, given["room"])
+        return Processes(self, context, peer("trainer", given["namespace"]), servers, worker)
+
+
+def worker_name(number: int) -> str:
+    return f"worker{number or ''}"
 
 
 def _given() -> dict[str, Any]:

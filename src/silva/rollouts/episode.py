@@ -296,17 +296,18 @@ class Episode:
                     except Exception as fault:
                         raise _fault(calling, fault, environment) from fault
             except TimeoutError:  # of the timer: the environment's own is a fault
-                raise self._late() from None
+                raise self._late(starting=getattr(environment, "starting", False)) from None
             finally:
                 ends = timer.when()
                 assert ends is not None
                 self.left, self.overdue = ends - asyncio.get_running_loop().time(), timer.expired()
 
-    def _late(self) -> EpisodeFault:
-        # A step depends on what the policy did; a reset does not.
-        failure: Failure = "mask" if self.calling == "step" else "redo"
+    def _late(self, *, starting: bool = False) -> EpisodeFault:
+        # A step depends on what the policy did; a reset does not, nor the start of a worker.
+        failure: Failure = "mask" if self.calling == "step" and not starting else "redo"
+        what = "its worker has not started" if starting else "no end"
         return EpisodeFault(
-            f"{self.calling}: no end within rollout.limits.timeout = {self.limits.timeout:g} s",
+            f"{self.calling}: {what} within rollout.limits.timeout = {self.limits.timeout:g} s",
             failure,
             "timeout" if failure == "mask" else "error",
         )

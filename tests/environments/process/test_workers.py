@@ -15,7 +15,7 @@ import pytest
 from tests.contracts.test_environments import message, play
 
 from silva.config.sections import EpisodeLimits
-from silva.environments.process import workers as module
+from silva.environments.process import channel
 from silva.environments.process.variables import named_in
 from silva.environments.process.worker import settings_of
 from silva.environments.process.workers import Workers
@@ -189,7 +189,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_seen_of_it(counting, tmp_
     [("die", "exit status -9"), ("shout", "it gave no answer that can be read, and did not end")],
 )
 def test_an_episode_that_kills_every_worker_has_no_result(counting, monkeypatch, said, how):
-    monkeypatch.setattr(module, "LAST", 5.0 if said == "die" else 0.1)
+    monkeypatch.setattr(channel, "LAST", 5.0 if said == "die" else 0.1)
     trajectory = asyncio.run(through_the_rollout(counting(1), said))
     assert (trajectory.failure, trajectory.error) == ("redo", f"step: the worker process died twice ({how})")
 

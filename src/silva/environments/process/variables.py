@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,11 +26,19 @@ KEPT_BEGIN = (
 )  # fmt: skip
 
 
-def variables(named: Iterable[str] = ()) -> dict[str, str]:
-    """For a process in which the same can be imported as in this one."""
-    wanted = {*KEPT, *named}
-    kept = {k: v for k, v in os.environ.items() if k in wanted or k.startswith(KEPT_BEGIN)}
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+def variables(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """For a process in which the same can be imported as in this one.
+
+    Args:
+        given: more of them, whatever this process has.
+    """
+    kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(KEPT_BEGIN)}
+    return {**kept, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def named(settings: Any) -> dict[str, str]:
+    """The variables that settings name, with what this process has under these names."""
+    return {name: os.environ[name] for name in named_in(settings) if name in os.environ}
 
 
 def named_in(settings: Any) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
     proxy.step(message) ──bytes of wire/rpc.py──> its worker process ──> environment.step(message)
 
+Where the processes are is the host's affair: on this machine (channel.py), or on the nodes of a cluster.
+
 Tasks are drawn here; an episode lives in one worker, which runs one call at a time. Seeds and results are
 those of one process. If a worker dies, another is started, and each of its episodes is played again up to
 where it was when it is called next: what it was called with is kept. An episode whose call kills two
@@ -15,43 +17,45 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
-import subprocess
-import sys
-import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from silva.aio import received
-from silva.environments.process.variables import named_in, variables
-from silva.environments.process.worker import FAULT, LENGTH, NUMBER, Asked, WorkerEpisode, WorkerFault, frame
+from silva.environments.process.channel import WorkerProcess
+from silva.environments.process.variables import named
+from silva.environments.process.worker import FAULT, NUMBER, Asked, WorkerEpisode, WorkerFault
 from silva.environments.settings import EnvironmentSettings
 from silva.errors import CapabilityError, ConfigError, RemoteFault
-from silva.protocols import Environment, Forkable, TaskSet
+from silva.protocols import Environment, Forkable, TaskSet, WorkerChannel, WorkerSpec
 from silva.types import Split, Task
 from silva.wire import rpc
 from silva.wire.codec import decode
 
-LARGEST = 1 << 28  # bytes of an answer
 Call = tuple[str, Sequence[Any]]  # of `WorkerEpisode`: method and arguments
-LAST = 2.0  # seconds that a process without a channel has to end by itself
+Start = Callable[[WorkerSpec], WorkerChannel]
 
 
 class Workers:
     """A task set whose environments run in `settings.workers` processes, started when they are needed.
 
+    Args:
+        start: starts one of them.
+        first: the number of the first one, among all of the run.
+
     Raises:
         ConfigError: the settings have no `type`, so that another process cannot find their class.
     """
 
-    def __init__(self, settings: EnvironmentSettings) -> None:
+    def __init__(self, settings: EnvironmentSettings, start: Start = WorkerProcess, first: int = 0) -> None:
         if not settings.type:
             raise ConfigError(f"environment {settings.label}: workers need its `type`, got none")
         self.inner: TaskSet = settings.taskset()
         self.notes: Sequence[str] = getattr(self.inner, "notes", ())
         self.made_up: bool = getattr(self.inner, "made_up", False)
         self.only_held_out: bool = getattr(self.inner, "only_held_out", False)
-        self._workers = [_Worker(settings) for _ in range(settings.workers)]
+        spec = WorkerSpec(first, settings.type, settings.model_dump_json(), named(settings))
+        numbers = range(first, first + settings.workers)
+        self._workers = [_Worker(replace(spec, number=number), start) for number in numbers]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None
 
@@ -76,20 +80,18 @@ class _Worker:
 
     Attributes:
         generation: how often it was started.
+        starting: it was started last and has not said that it is ready.
         episodes: how many are open in it.
         status: how it ended when it last died.
     """
 
-    def __init__(self, settings: EnvironmentSettings) -> None:
-        self.type, self.settings = settings.type, settings.model_dump_json()
-        self.named = [*named_in(settings)]
+    def __init__(self, spec: WorkerSpec, start: Start) -> None:
+        self._spec, self._start = spec, start
         self.generation = self.episodes = 0
-        self.status = "it was never started"
+        self.starting, self.status = False, "it was never started"
         self._lock = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._ended: weakref.finalize | None = None
+        self._channel: WorkerChannel | None = None
 
     @property
     def alone(self) -> asyncio.Lock:
@@ -109,65 +111,27 @@ class _Worker:
             EOFError: the process died.
             RemoteFault: it could not start, or the method raised.
         """
+        call = episode.to_bytes(NUMBER, "little") + rpc.encode(WorkerEpisode, method, arguments)
         try:
             if self._channel is None:
-                self._channel = self._start()
-                _checked(_found("", await self._read(self._channel)))
-            call = episode.to_bytes(NUMBER, "little") + rpc.encode(WorkerEpisode, method, arguments)
-            await asyncio.get_running_loop().sock_sendall(self._channel, frame(call))
-            found = _found(method, await self._read(self._channel))
-        except (OSError, EOFError) as error:
-            if self._process is not None:
-                self.status = await _status(self._process)
+                self._channel, self.starting = self._start(self._spec), True
+                self.generation += 1
+                _checked(_found("", await self._channel.ready()))
+                self.starting = False
+            found = _found(method, await self._channel.ask(call))
+        except EOFError as error:
+            self.status = str(error)
             self.stop()
-            raise EOFError from error
+            raise
         except BaseException:  # cancelled, say: what it would answer later is of no use to anybody
             self.stop()
             raise
         return _checked(found)
 
     def stop(self) -> None:
-        if self._ended is not None:
-            self._ended()
-        self._process = self._channel = self._ended = None
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            number = str(theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "silva.environments.process.worker", number, self.type, self.settings],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=variables(self.named),
-            )
-        self.generation += 1
-        self._ended = weakref.finalize(self, _end, self._process, ours)
-        return ours
-
-    @staticmethod
-    async def _read(channel: socket.socket) -> bytes:
-        size = int.from_bytes(await received(channel, LENGTH), "little")
-        if size > LARGEST:  # worker.py writes no such size: other code uses its channel
-            raise EOFError
-        return await received(channel, size)
-
-
-async def _status(process: subprocess.Popen[bytes]) -> str:
-    """How it ended. Code of an environment may write to the channel, or close it, and live on."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LAST):
-            while process.poll() is None:
-                await asyncio.sleep(0.01)
-            return f"exit status {process.returncode}"
-    return "it gave no answer that can be read, and did not end"
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    channel.close()
-    process.kill()
-    process.wait()
+        if self._channel is not None:
+            self._channel.stop()
+        self._channel = None
 
 
 class _Proxy(rpc.proxy(Asked)):  # type: ignore[misc]
@@ -179,6 +143,10 @@ class _Proxy(rpc.proxy(Asked)):  # type: ignore[misc]
         self._calls = [*calls]  # those of the episode from which it was forked are its own
         self._generation = 0  # of the worker that knows the episode
         self._alone = self._closed = False
+
+    @property
+    def starting(self) -> bool:
+        return self._worker.starting
 
     @contextlib.asynccontextmanager
     async def worker_slot(self) -> AsyncIterator[None]:

@@ -1,0 +1,69 @@
+"""A worker process on this machine, and the socket to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import subprocess
+import sys
+import weakref
+
+from silva.aio import received
+from silva.environments.process.variables import variables
+from silva.environments.process.worker import LENGTH, frame
+from silva.protocols import WorkerSpec
+
+LARGEST = 1 << 28  # bytes of an answer
+LAST = 2.0  # seconds that a process without a channel has to end by itself
+
+
+class WorkerProcess:
+    """Implements `WorkerChannel`. The process ends with this object, if it does not before."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._channel.setblocking(False)
+        with theirs:
+            number = str(theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "silva.environments.process.worker", number, spec.type, spec.settings],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=variables(spec.variables),
+            )
+        self._end = weakref.finalize(self, _end, self._process, self._channel)
+
+    async def ready(self) -> bytes:
+        return await self._answer(b"")
+
+    async def ask(self, call: bytes) -> bytes:
+        return await self._answer(frame(call))
+
+    def stop(self) -> None:
+        self._end()
+
+    async def _answer(self, sent: bytes) -> bytes:
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._channel, sent)
+            size = int.from_bytes(await received(self._channel, LENGTH), "little")
+            if size > LARGEST:  # worker.py writes no such size: other code uses its channel
+                raise EOFError
+            return await received(self._channel, size)
+        except (OSError, EOFError) as error:
+            raise EOFError(await self._status()) from error
+
+    async def _status(self) -> str:
+        """How it ended. Code of an environment may write to the channel, or close it, and live on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST):
+                while self._process.poll() is None:
+                    await asyncio.sleep(0.01)
+                return f"exit status {self._process.returncode}"
+        return "it gave no answer that can be read, and did not end"
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
+    channel.close()
+    process.kill()
+    process.wait()
