@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from tests import ray_cluster
 from tests.engines import inference_server
+from tests.environments.process.test_workers import COUNTING, played, texts
 from tests.trainer import trainer_server
 
 from silva.assembly import Assembly, connected
@@ -25,6 +27,7 @@ from silva.registries import REGISTRIES
 from silva.types import Completion, LossSpec, OptimParams, Sample, SamplingParams
 
 T = TypeVar("T")
+ENDED = 10.0  # seconds in which a process is gone
 ON_RAY = pytest.param("ray", marks=ray_cluster.NEEDS_RAY)
 OUTSIDE = replace(
     REGISTRIES, placements={**REGISTRIES.placements, "outside": "tests.outside_parts:OtherPlacement"}
@@ -32,11 +35,13 @@ OUTSIDE = replace(
 
 
 def config(folder: Path, **placement: Any) -> RunConfig:
+    (folder / "counting.py").write_text(COUNTING)
+    world = {"type": f"{folder}/counting.py:Counting", "mark": f"{folder}/died", "workers": 1}
     values = {
         "output_dir": str(folder),
         "name": "run",
         "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
-        "environments": [{"type": "bandit"}],
+        "environments": [world],
         "algorithm": {"type": "grpo", "kl_coef": 0.1},
         "placement": {"device": "cpu", "threads": 1, **placement},
     }
@@ -125,3 +130,26 @@ def test_a_host_that_holds_no_model_loads_none(assembly: Assembly) -> None:
     run(assembly, work())
     assert assembly.renderer.vocabulary
     assert ("model" in vars(assembly)) == assembly.host.holds_model
+
+
+@pytest.mark.slow
+def test_a_worker_plays_what_this_process_plays_also_if_it_dies(assembly: Assembly) -> None:
+    (environment,) = assembly.config.environments
+    apart: Any = assembly.tasksets["counting"]
+    told = asyncio.run(played(apart, ["a", "die once", "b"]))
+    assert texts(told) == texts(asyncio.run(played(environment.taskset(), ["a", "go on", "b"])))
+    first, second, *_ = pids = [int(step.metrics["pid"]) for step in told[1:]]
+    assert first != second and os.getpid() not in pids
+    apart.close()
+    end = time.monotonic() + ENDED
+    while _lives(second):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
