@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def nothing_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(TOKEN_PATH, str(tmp_path / "token"))
 
 
-def planned(trainer: Any = None, trainer_at: str = "", **placement: Any) -> Any:
+def planned(trainer: Any = None, trainer_at: str = "", workers: int = 0, **placement: Any) -> Any:
     if trainer_at:
         placement["trainer"] = trainer_at
     values = {
         "model": {"type": "tiny", "layers": LAYERS, "width": WIDTH, "heads": 2, "kv_heads": 1, "context": 64},
-        "environments": [{"type": "bandit"}],
+        "environments": [{"type": "bandit", "workers": workers}, {"type": "frozen_lake"}],
         "rollout": {"groups_per_step": 2, "group_size": 4, "limits": {"max_episode_tokens": 50}},
         "trainer": {"micro_batch_tokens": 100, **(trainer or {})},
         "placement": {"device": "cpu", **placement},
@@ -128,6 +129,19 @@ def test_every_placement_says_where_its_parts_are(type: str, monkeypatch: pytest
     assert bool(found.shared) == (type != "local")
     short = ["CPU: the parts need 3, and this machine has 2"] if type == "ray" else []
     assert [each for each in found.missing if not each.startswith("the package ray")] == short
+
+
+def test_workers_of_environments_are_on_the_cluster() -> None:
+    found = planned(type="ray", workers=2, address="head:7000", worker_needs={"CPU": 2, "memory": 1e9})
+    assert found.parts[-1] == replace(found.parts[-2], name="worker1")
+    assert found.parts[-2].needs == {"CPU": 2, "memory": 1e9}
+    assert "worker1       a Ray actor   unknown" in describe(found)
+    assert not any(
+        "memory of worker" in each for each in found.missing
+    )  # nobody knows what an environment takes
+    (missing,) = [each for each in planned(type="ray", workers=999).missing if each.startswith("CPU")]
+    assert missing.startswith("CPU: the parts need 1001")
+    assert len(planned(type="services", workers=2).parts) == 3  # they are the orchestrator's own
 
 
 def test_a_given_cluster_needs_its_token_and_addresses_need_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

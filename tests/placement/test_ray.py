@@ -13,11 +13,17 @@ import pytest
 from pydantic import ValidationError
 
 from silva.aio import first
+from silva.environments.process.worker import NUMBER, WorkerEpisode
 from silva.errors import ConfigError
 from silva.placement import ray as placement
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart
 from silva.placement.ray import missing
+from silva.placement.ray_worker import CarriedWorker
 from silva.placement.settings import RayPlacementSettings
+from silva.protocols import WorkerSpec
+from silva.types import Task
+from silva.wire import rpc
+from silva.wire.codec import encode
 
 
 @pytest.mark.parametrize("address", ["head", "head:", "ray://head:1", "head:port", "a b:1", "user@head:1"])
@@ -64,6 +70,18 @@ def test_a_token_is_asked_for_and_closed_to_others(tmp_path: Path, monkeypatch: 
     assert said == [f"{file} could be read by others: its mode is 600 now"]
 
 
+TELLING = """
+import os
+from silva.environments.settings import EnvironmentSettings
+
+class Telling(EnvironmentSettings):
+    def taskset(self):
+        return self
+    def environment(self, task):
+        with open("told", "w") as file:
+            file.write(f"{os.environ.get('GIVEN')} {os.environ.get('RAY_AUTH_TOKEN')}")
+        os._exit(5)
+"""
 ASKS = """
 import asyncio, json, sys
 from silva.engines import ENGINES
@@ -99,6 +117,32 @@ def test_an_error_of_a_part_is_told_by_name(tmp_path: Path) -> None:
     told = asyncio.run(CarriedPart().open("silva.commands.serve:carried", "inference", spec))
     kind, words = json.loads(told)
     assert kind == "ModelError" and str(tmp_path / "nothing") in words
+
+
+@pytest.mark.slow
+def test_a_worker_in_an_actor_has_what_it_is_given_and_says_how_it_ended(tmp_path: Path) -> None:
+    """And no variable of the actor's that is not the machine's, such as the cluster's token."""
+    (tmp_path / "telling.py").write_text(TELLING)
+    spec = WorkerSpec(3, "telling.py:Telling", '{"type": "telling.py:Telling"}', {"GIVEN": "a"})
+
+    async def told() -> list[bytes]:
+        worker = CarriedWorker()
+        call = (7).to_bytes(NUMBER, "little") + rpc.encode(
+            WorkerEpisode, "make", [Task("t", "telling", 1, {})]
+        )
+        return [await worker.open(str(tmp_path).encode(), encode(spec)), await worker.ask(call)]
+
+    here = os.getcwd()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN, "secret")
+        try:
+            ready, made = asyncio.run(told())
+        finally:
+            os.chdir(here)
+    assert (ready, made) == (b"\n", b"exit status 5\n")
+    assert (tmp_path / "told").read_text() == "a None"
+    ready, _ = asyncio.run(CarriedWorker().open(b"/nothing", encode(spec))).split(b"\n")
+    assert ready == b"[Errno 2] No such file or directory: '/nothing'"
 
 
 class Answering:

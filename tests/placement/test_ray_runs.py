@@ -181,17 +181,18 @@ def test_ranks_of_a_trainer_are_those_of_one_machine_and_end_together(
     assert rest(given) == NOTHING
 
 
-def test_a_trainer_whose_node_dies_goes_on_at_another(
+def test_a_trainer_and_a_worker_whose_node_dies_go_on_at_another(
     folder: Path, reference: dict[str, Any], given: dict[str, str]
 ) -> None:
-    run = Run(folder, "node", "--placement.address=auto", "--placement.trainer_needs.large=1", *SLOW)
+    needs = ["--placement.trainer_needs.large=0.5", "--placement.worker_needs.large=0.25"]
+    run = Run(folder, "node", "--placement.address=auto", *needs, *WORKERS)
     large = {"large": 1.0}
     with ray_cluster.node(given, large) as one, ray_cluster.node(given, large) as other:
         with supervised(run.argv, given) as process:
             assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
             below = {os.getpgid(one.pid): one, os.getpgid(other.pid): other}
-            session = os.getsid(run.actors()["trainer"])
-            ray_cluster.kill(below[session].pid)
+            (node,) = {os.getsid(run.actors()[name]) for name in ("trainer", "worker", "worker1")}
+            ray_cluster.kill(below[node].pid)
             assert process.wait(LIMIT) == 0, process.output
         assert process.said("silva: trainer has died"), process.output
         assert differences(run.path, reference) == []

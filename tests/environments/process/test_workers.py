@@ -16,6 +16,7 @@ from tests.contracts.test_environments import message, play
 
 from silva.config.sections import EpisodeLimits
 from silva.environments.process import channel
+from silva.environments.process.channel import WorkerProcess
 from silva.environments.process.variables import named_in
 from silva.environments.process.worker import settings_of
 from silva.environments.process.workers import Workers
@@ -232,6 +233,26 @@ def test_a_step_that_never_ends_is_ended(counting):
     hung, after = asyncio.run(check())
     assert (hung.failure, hung.stop_reason) == ("mask", "timeout")
     assert texts(after) == texts(asyncio.run(played(counting(0), ["a"])))
+
+
+def test_a_worker_that_is_not_replaced_in_time_is_no_fault_of_the_policy(counting):
+    settings = counting(1)._workers[0]._spec
+
+    class Opening(WorkerProcess):
+        async def ready(self) -> bytes:
+            return await (super().ready() if len(started) == 1 else asyncio.Event().wait())
+
+    started: list[Opening] = []
+
+    def start(spec: Any) -> Opening:
+        started.append(Opening(spec))
+        return started[-1]
+
+    taskset = Workers(settings_of(settings.type).model_validate_json(settings.settings), start)
+    trajectory = asyncio.run(through_the_rollout(taskset, "die once", left=0.2))
+    assert len(started) == 2 and trajectory.failure == "redo"
+    assert trajectory.error == "step: its worker has not started within rollout.limits.timeout = 600 s"
+    taskset.close()
 
 
 def test_waiting_for_a_worker_is_not_the_environments_time(counting):
