@@ -45,7 +45,7 @@ class EnvironmentSettings(Section):
     other setting moves a problem to the other side. 1 holds out all: a test set, which nothing trains on."""
     workers: Natural = 0
     """Processes that run its episodes, so that a step that blocks or computes holds up nothing else; 0: this
-    one."""
+    one. On a Ray cluster they are actors."""
     variables: tuple[str, ...] = ()
     """Environment variables that its workers get besides those of the machine, such as one with a key."""
     seed: Natural = 0

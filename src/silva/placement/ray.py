@@ -182,7 +182,7 @@ class Actors:
 
     @property
     def room(self) -> dict[str, Any]:
-        """For `RayWorker`, as plain data: the group, whose its bundles are, and the copy of `working_dir`."""
+        """Plain data for `RayWorker`: the group, the name of each bundle's part, the copy of `working_dir`."""
         import ray
 
         copied = ray.get_runtime_context().runtime_env.get("working_dir", "")
@@ -223,6 +223,7 @@ class Actors:
                 actors.append(await asyncio.to_thread(self._started, name, env))
                 self._alive[name] = actors[-1]
             async with asyncio.timeout(patience):
+                await gather(actor.well.remote() for actor in actors)  # Ray takes its time to start them
                 places = await _places(actors)
                 opening = gather(
                     actor.open.remote(
@@ -292,14 +293,12 @@ async def _first_silence(actors: Sequence[Any]) -> None:
     import ray
 
     async def silent(actor: Any) -> None:
-        limit: float | None = None  # Ray takes its time to start a process
         with contextlib.suppress(TimeoutError):
             while True:
                 try:
-                    await asyncio.wait_for(actor.well.remote(), limit)
+                    await asyncio.wait_for(actor.well.remote(), STARTING)
                 except ray.exceptions.RayError:
                     await asyncio.Event().wait()
-                limit = STARTING
                 await CLOCK.sleep(CHECK)
 
     quiet = [asyncio.ensure_future(silent(actor)) for actor in actors]
