@@ -182,7 +182,7 @@ class Actors:
 
     @property
     def room(self) -> dict[str, Any]:
-        """Plain data for `RayWorker`: the group, the name of each bundle's part, the copy of `working_dir`."""
+        """What `RayWorker` needs: the group, the names of its bundles, and the copy of `working_dir`."""
         import ray
 
         copied = ray.get_runtime_context().runtime_env.get("working_dir", "")
