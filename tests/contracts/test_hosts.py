@@ -17,6 +17,7 @@ import pytest
 from tests import ray_cluster
 from tests.engines import inference_server
 from tests.environments.process.test_workers import COUNTING, played, texts
+from tests.placement.processes import lives
 from tests.trainer import trainer_server
 
 from silva.assembly import Assembly, connected
@@ -142,14 +143,6 @@ def test_a_worker_plays_what_this_process_plays_also_if_it_dies(assembly: Assemb
     assert first != second and os.getpid() not in pids
     apart.close()
     end = time.monotonic() + ENDED
-    while _lives(second):
+    while lives(second):
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from silva.environments.process.channel import WorkerProcess
@@ -53,9 +52,9 @@ class Workers:
         self.notes: Sequence[str] = getattr(self.inner, "notes", ())
         self.made_up: bool = getattr(self.inner, "made_up", False)
         self.only_held_out: bool = getattr(self.inner, "only_held_out", False)
-        spec = WorkerSpec(first, settings.type, settings.model_dump_json(), named(settings))
-        numbers = range(first, first + settings.workers)
-        self._workers = [_Worker(replace(spec, number=number), start) for number in numbers]
+        given = settings.type, settings.model_dump_json(), named(settings)
+        specs = [WorkerSpec(first + i, *given) for i in range(settings.workers)]
+        self._workers = [_Worker(spec, start) for spec in specs]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None
 
