@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 70_167),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 72_187),
+    "lines of src/silva": (lambda: lines(SOURCE), 70_401),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 72_300),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1271),
+    "keys of the configuration outside environments": (keys, 1272),
 }
 
 
