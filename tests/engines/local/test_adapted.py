@@ -6,6 +6,7 @@ import asyncio
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -348,6 +349,26 @@ def test_an_adapter_with_nan_fails_its_own_requests(llama: LoadedModel, make_eng
         after = [ask(*jobs[number]) for number in (0, 2) * 4]
         for number, got in zip((0, 2) * 4, await asyncio.gather(*after), strict=True):
             assert bits(got) == expected[jobs[number][0]]
+
+    asyncio.run(run())
+
+
+def test_a_token_with_nan_fails_the_requests_that_have_it(make_engine: Make) -> None:
+    """And no later one in their row, with an adapter or without."""
+    loaded = make(LlamaConfig(**SIZES))
+    loaded.model.get_input_embeddings().weight.data[49] = float("nan")
+    engine = make_engine(loaded, max_concurrent=1, cached_sequences=0)
+    good = [token % 49 for token in prompt(12)]
+
+    async def run() -> None:
+        await load(engine, loaded, "clerk")
+        for name in (None, "clerk"):
+            ask = partial(engine.sample, params=SamplingParams(4, temperature=0), adapter=name)
+            first = await ask([*good, 1])
+            for bad in ([49, *good, *good], [*good, 49, *good]):
+                with pytest.raises(EngineError, match="logits are not finite"):
+                    await ask(bad)
+                assert bits(await ask([*good, 1])) == bits(first)
 
     asyncio.run(run())
 
