@@ -81,23 +81,25 @@ class AdaptedLinears:
         self._layers = {n: m for m, n in self._names.items() if isinstance(m, nn.Linear | Conv1D)}
         self._places: dict[str, tuple[JoinedLinear, int]] = {}  # the product, and the first of its outputs
         for group in called:
-            self._join(group)
+            self._register(group)
 
-    def _join(self, group: JoinedLinear) -> None:
-        group.added = functools.partial(self._add, group)
+    def _register(self, group: JoinedLinear) -> None:
         first = 0
         for layer, (outputs, _) in zip(group.layers, group.shapes, strict=True):
             self._places[self._names[layer]] = group, first
             first += outputs
 
     def _place(self, name: str) -> tuple[JoinedLinear, int]:
-        """Of a layer; one that is called as a module is from now on called as a product."""
+        """Of a layer, which from now on may have adapters; one that was called as a module is called as a
+        product."""
         if name not in self._places:
             layer: Any = self._layers[name]
-            group = JoinedLinear(layer)
-            self._join(group)
-            layer.forward = group.__call__
-        return self._places[name]
+            single = JoinedLinear(layer)
+            self._register(single)
+            layer.forward = single.__call__
+        group, first = self._places[name]
+        group.added = functools.partial(self._add, group)
+        return group, first
 
     @torch.inference_mode()
     def laid_out(
