@@ -118,7 +118,8 @@ def rest(given: dict[str, str]) -> Any:
 def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
     folder: Path, reference: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = Run(folder, "own", f"--placement.working_dir={tmp_path}")
+    needs = ["--placement.server_needs.CPU=0.5", "--placement.worker_needs.CPU=0.25"]  # two cores are enough
+    run = Run(folder, "own", f"--placement.working_dir={tmp_path}", *needs, *WORKERS)
     with tempfile.TemporaryDirectory(prefix="r-") as temporary:
         with supervised(run.argv, {"TMPDIR": temporary}) as process:
             assert wait_for(lambda: run.sealed() or process.process.poll() is not None, LIMIT)
@@ -126,9 +127,9 @@ def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
             assert private.stat().st_mode & 0o777 == 0o700
             assert (private / "token").stat().st_mode & 0o777 == 0o600
             actors = run.actors()
-            assert {*actors} == {"trainer", "inference"}, process.output
+            assert {*actors} == {"trainer", "inference", "worker", "worker1"}, process.output
             assert {*actors.values()} < {*process.alive()}
-            for pid in actors.values():
+            for pid in run.processes():
                 assert "working_dir_files" in os.readlink(f"/proc/{pid}/cwd")
             assert listening(process.alive()) <= LOOPBACK
             assert process.wait(LIMIT) == 0, process.output
