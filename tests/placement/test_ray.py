@@ -168,5 +168,5 @@ def test_an_actor_that_stops_while_it_is_opened_is_noticed(monkeypatch: pytest.M
         work = asyncio.sleep(0.5, "opened")
         return await first(work, placement._first_silence([Answering(n) for n in answers])) is None
 
-    assert asyncio.run(noticed(9, 3))
+    assert asyncio.run(noticed(9, 3)) and asyncio.run(noticed(0))
     assert not asyncio.run(noticed(10_000, 10_000))
