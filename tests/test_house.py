@@ -44,7 +44,7 @@ def keys() -> int:
 
 SIZES = {
     "lines of src/silva": (lambda: lines(SOURCE), 70_403),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 72_321),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 72_322),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 27),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
