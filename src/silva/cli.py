@@ -23,7 +23,7 @@ EXIT_CODES = (
 )
 # What other tools call the commands.
 ALIASES = {"synthesize": "synth"}
-MEANT = {"train": "rl", "grpo": "rl", "evaluate": "eval", "serve": "inference", "play": "envs play"}
+MEANT = {"train": "rl", "grpo": "rl", "evaluate": "eval", "play": "envs play"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

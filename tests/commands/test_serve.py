@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from silva.cli import main
-from silva.commands import evaluate
+from silva.commands import evaluate, serve_tinker
 from silva.commands import serve as services
 
 RUN = 'seed = 7\nmodel = {type = "tiny", layers = 1}\nenvironments = [{type = "frozen_lake", size = 3}]\n'
@@ -65,3 +65,40 @@ def test_a_name_like_the_packaged_model_s_is_answered(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "--environments.0.type=bandit", "--model.name", "SmolLM2-135M-instruct"]) != 0
     assert "did you mean SmolLM2-135M-Instruct?" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tinker(tmp_path, monkeypatch):
+    """(configuration, options) of each `silva serve tinker`, which does nothing else."""
+    found = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve_tinker, "serve_tinker", lambda *given: found.append(given) or 0)
+    return found
+
+
+def test_a_base_model_is_served_to_tinker_by_its_name_alone(tinker):
+    Path("infer.toml").write_text('model = {name = "a", dtype = "bfloat16"}')
+    assert main(["serve", "tinker", "--model", "b", "--port", "80", "--state", "here"]) == 0
+    assert main(["serve", "tinker", "@", "infer.toml", "--engine.max_concurrent", "3"]) == 0
+    assert main(["serve", "tinker"]) == 0
+    (named, options), (written, _), (packaged, _) = tinker
+    assert (named.model.name, options.options["--port"], options.options["--state"]) == ("b", "80", "here")
+    assert (written.model.name, written.model.dtype, written.engine.max_concurrent) == ("a", "bfloat16", 3)
+    assert packaged.model.name == "SmolLM2-135M-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "words"),
+    [
+        ([], "", "expected tinker"),
+        (["openai"], "", "got 'openai', expected tinker"),
+        (["tinker", "--host", "0.0.0.0"], "", "without a key"),
+        (["tinker", "--host", "0.0.0.0"], "secret", "keys such as tml-"),
+        (["tinker", "--model.lora.rank", "4"], "tml-a,tml-b", "gives every run its own adapters"),
+    ],
+)
+def test_what_is_no_tinker_server_is_refused(arguments, key, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SILVA_API_KEY", key)
+    assert main(["serve", *arguments]) == 2
+    assert words in capsys.readouterr().err

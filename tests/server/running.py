@@ -60,7 +60,7 @@ def guarded(
 async def asking(app: ASGIApp, **headers: str) -> AsyncIterator[httpx2.AsyncClient]:
     """A client without a connection. What it sends is said to be what the app takes."""
     transport = httpx2.ASGITransport(app=app)
-    headers = {"content-type": getattr(app, "_takes", JSON["content-type"])} | headers
+    headers = {"content-type": getattr(app, "_takes", [JSON["content-type"]])[0]} | headers
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://localhost", headers=headers, timeout=30
     ) as client:

@@ -100,7 +100,7 @@ class Park:
         self.fault: Exception | None = None
         self.server = TrainerServer(self.build, folder.parent)
         log = (lines if lines is not None else []).append
-        self.guard = Guard(self.server.app(), Bind(), key=KEY, log=log, takes=TAKES)
+        self.guard = Guard(self.server.app(), Bind(), key=KEY, log=log, takes=(TAKES,))
 
     async def build(self, asked: Open, say: Callable[[str], None]) -> Trainer:
         assert all(trainer.closed for trainer in self.built), "two trainers at once"

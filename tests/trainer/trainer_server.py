@@ -37,7 +37,7 @@ def serving(build: Build) -> Iterator[str]:
 
         async def listen() -> None:
             server = TrainerServer(build, Path("/"))
-            guard = Guard(server.app(), bind, key=KEY, log=lambda line: None, takes=TAKES)
+            guard = Guard(server.app(), bind, key=KEY, log=lambda line: None, takes=(TAKES,))
             tasks.append(asyncio.create_task(serve(guard, bind, ready=lambda address: ready.set())))
             await asyncio.gather(*tasks, return_exceptions=True)
             await server.close()

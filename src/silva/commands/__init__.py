@@ -61,6 +61,20 @@ COMMANDS: dict[str, Command] = {
         (_WEIGHTS, *_LISTEN),
         details=f"Serves [model] with [engine].\n{_KEY}",
     ),
+    "serve": Command(
+        "serve a model to the Tinker SDK: many LoRA runs on one base model",
+        "tinker --model SmolLM2-135M-Instruct --port 8000",
+        "silva.commands.serve_tinker:run",
+        (Option("--model", "the base model: a hub id, folder or GGUF file (model.name)", "NAME",
+                "a model's name"),
+         Option("--state", "what is known and saved, so that a server goes on where another ended "
+                "(default tinker)", "DIR", "a folder"),
+         _LISTEN[1],
+         Option("--port", "listen there (default: any free one)", "PORT", "a number")),
+        (f"tinker [--model NAME] [--state DIR] {CONFIGURED}",),
+        details="A client needs TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_API_KEY=tml-ANY. Each key\n"
+                "is a tenant. Beyond this machine, SILVA_API_KEY names those that are taken: tml-A,tml-B.",
+    ),
     "cluster": Command(
         "say which part runs where, what each takes and what is missing",
         "plan @ examples/cluster/ray.toml",

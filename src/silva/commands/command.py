@@ -104,7 +104,7 @@ class Given:
         from silva.config.schema import RunConfig
         from silva.registries import REGISTRIES
 
-        if not arguments and self.name != "inference":
+        if not arguments and self.name not in ("inference", "serve"):
             raise ConfigError(
                 f"silva {self.name}: got no configuration; expected one, as in "
                 f"silva {self.name} {self.command.example}"

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,8 +90,8 @@ def serve_inference(resolved: Resolved, given: Mapping[str, str]) -> int:
         become_launched(config, bind, key)
     process.prepare()
     with ExitStack() as stack:
-        app, name = inference_part(config, stack, _say, weights)
-        return _served(Guard(app, bind, key=key, log=_say), bind, f"inference: {name}")
+        app, name = inference_part(config, stack, say, weights)
+        return served(Guard(app, bind, key=key, log=say), bind, f"inference: {name}")
 
 
 def inference_part(
@@ -175,7 +175,7 @@ def initial_weights(config: RunConfig, engine: Engine) -> Callable[[], Awaitable
 def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
     """Let the engine's server take the place of this process."""
     argv, env = _launching(config, bind, key)
-    _say(f"inference: {config.engine.type} with {name_of(config.model)} at {bind.address}")
+    say(f"inference: {config.engine.type} with {name_of(config.model)} at {bind.address}")
     os.execve(argv[0], argv, env)
 
 
@@ -255,10 +255,10 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     process.prepare()
     with ExitStack() as stack:
         builder = Builder(own, stack)
-        calls = stack.enter_context(joined(own.ranks, builder.device, _say))
+        calls = stack.enter_context(joined(own.ranks, builder.device, say))
         if calls and follows:
             follow(calls, builder)
-        return _served(trainer_part(own, builder, calls, bind, key, _say), bind, "trainer")
+        return served(trainer_part(own, builder, calls, bind, key, say), bind, "trainer")
 
 
 def trainer_part(
@@ -271,7 +271,7 @@ def trainer_part(
 
     server = TrainerServer(leading(builder, calls) if calls else builder, Path(config.output_dir))
     return Guard(server.app(), bind, key=key, log=say, max_body=MAX_BODY, body_seconds=BODY_SECONDS,
-                 takes=TAKES)  # fmt: skip
+                 takes=(TAKES,))  # fmt: skip
 
 
 class Builder:
@@ -318,26 +318,32 @@ def _bring(config: RunConfig, mesh: Mesh) -> None:
             resolve(plain.name)
 
 
-def _served(app: Any, bind: Any, what: str) -> int:
+def served(app: Any, bind: Any, what: str, beside: AbstractAsyncContextManager[None] = nullcontext()) -> int:
     """Ctrl-C, SIGTERM and a closed terminal are how a server ends. It does not wait for what computes in a
-    thread, such as an update, and cannot be cut short: nobody gets its result any more."""
+    thread, such as an update, and cannot be cut short: nobody gets its result any more.
+
+    Args:
+        beside: is entered while it serves.
+    """
     from silva.wire.listening import serve
 
+    async def work() -> None:
+        async with beside:
+            await serve(app, bind, ready=lambda address: say(f"{what}: listening at {address}"))
+
     async def run() -> None:
-        serving = asyncio.ensure_future(
-            serve(app, bind, ready=lambda address: _say(f"{what}: listening at {address}"))
-        )
+        serving = asyncio.ensure_future(work())
         for number in signals.stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
         try:
             await serving
         except asyncio.CancelledError:
-            _say(f"{what}: stopped")
+            say(f"{what}: stopped")
             os._exit(0)
 
     asyncio.run(run())
     return 0
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     put(text, error=True)

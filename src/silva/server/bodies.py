@@ -55,6 +55,7 @@ def _sound_temperature(value: float) -> float:
     return value
 
 
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(_sound_temperature)]
 TOKEN_FORMAT = "token"  # in the schema: a number below the size of the vocabulary
 _ID = {"type": "integer", "minimum": 0, "format": TOKEN_FORMAT}
 _IDS = {"type": "array", "items": _ID, "minItems": 1}
@@ -84,7 +85,7 @@ class SamplingBody(Body):
     """What completions and chat completions have in common."""
 
     model: Name | None = None
-    temperature: Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(_sound_temperature)] = 1.0
+    temperature: Temperature = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -16,7 +16,7 @@ import ipaddress
 import json
 import socket
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -114,8 +114,9 @@ class Guard:
         max_body: bytes of one body.
         body_seconds: in which a body must have arrived.
         log: gets a line for each answer from 500 on.
-        takes: the media type of bodies. A page in a browser may send other ones to any server without
-            asking it before.
+        takes: media types of bodies. A page in a browser may send other ones to any server without asking it
+            before.
+        admits: checks a request's key in another form than a bearer token; raises HttpError.
     """
 
     def __init__(
@@ -127,11 +128,13 @@ class Guard:
         log: Callable[[str], None],
         max_body: int = MAX_BODY,
         body_seconds: float = BODY_SECONDS,
-        takes: str = "application/json",
+        takes: Collection[str] = ("application/json",),
+        admits: Callable[[Scope], None] = lambda scope: None,
     ) -> None:
         self._app, self._bind, self._log = app, bind, log
         self._token = f"Bearer {key}".encode() if key else b""
         self._max_body, self._body_seconds, self._takes = max_body, body_seconds, takes
+        self._admits = admits
         self._held = 0  # bytes of bodies on their way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,11 +173,13 @@ class Guard:
             raise HttpError(
                 401, "a key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
             )
+        self._admits(scope)
 
     def _check_type(self, scope: Scope) -> None:
         types = _values(scope, b"content-type")
-        if [each.partition(";")[0].strip().lower() for each in types] != [self._takes]:
-            raise HttpError(415, f"Content-Type: got {', '.join(types) or 'none'}, expected {self._takes}")
+        if len(types) != 1 or types[0].partition(";")[0].strip().lower() not in self._takes:
+            expected = " or ".join(self._takes)
+            raise HttpError(415, f"Content-Type: got {', '.join(types) or 'none'}, expected {expected}")
 
     def _is_ours(self, url: str) -> bool:
         """Whether the host in `url` is a name of this server."""

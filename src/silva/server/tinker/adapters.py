@@ -1,0 +1,83 @@
+"""Samples with adapters that are folders, as PEFT stores them: each is loaded when it is first asked for.
+
+The engine drops the one that was used longest ago when it has too many; it is then loaded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from safetensors.torch import load_file
+
+from silva.errors import CheckpointError
+from silva.types import Completion, SamplingParams, TokenScores
+
+PEFT = "base_model.model."  # before every name in a file
+T = TypeVar("T")
+
+
+class AdapterEngine(Protocol):
+    """An engine whose requests name an adapter each."""
+
+    @property
+    def adapters(self) -> Mapping[str, int]: ...
+    async def load_adapter(
+        self, name: str, parameters: Mapping[str, Any], *, scale: float, version: int = 0
+    ) -> None: ...
+    async def sample(
+        self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: str | None = None
+    ) -> Completion: ...
+    async def score(
+        self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
+    ) -> TokenScores: ...
+
+
+class FolderSampler:
+    """An engine that finds adapters by their folders, whose names are their own for ever.
+
+    Args:
+        context, vocabulary, ends: of the model: tokens of prompt and answer, tokens that it knows, and those
+            that end an answer.
+    """
+
+    def __init__(self, engine: AdapterEngine, context: int, vocabulary: int, ends: Sequence[int]) -> None:
+        self._engine = engine
+        self.context, self.vocabulary, self.ends = context, vocabulary, tuple(ends)
+        self._loading = asyncio.Lock()
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, adapter: Path | None) -> Completion:
+        return await self._with(adapter, lambda name: self._engine.sample(tokens, params, adapter=name))
+
+    async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+        return await self._with(
+            adapter, lambda name: self._engine.score(tokens, start, adapter=name, top=top)
+        )
+
+    async def _with(self, adapter: Path | None, ask: Callable[[str | None], Awaitable[T]]) -> T:
+        if adapter is None:
+            return await ask(None)
+        if adapter.name not in self._engine.adapters:
+            async with self._loading:
+                if adapter.name not in self._engine.adapters:
+                    parameters, scale = await asyncio.to_thread(_read, adapter)
+                    await self._engine.load_adapter(adapter.name, parameters, scale=scale)
+                # The request begins before another adapter can take the place of this one.
+                answer = asyncio.ensure_future(ask(adapter.name))
+                await asyncio.sleep(0)
+            return await answer
+        return await ask(adapter.name)
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], float]:
+    """Tensors by the names of the plain model, and what their product is scaled by."""
+    try:
+        tensors = load_file(folder / "adapter_model.safetensors")
+        config = json.loads((folder / "adapter_config.json").read_text())
+    except OSError as error:
+        raise CheckpointError(f"the weights of this sampling session are gone ({folder.name})") from error
+    named = {name.removeprefix(PEFT): tensor for name, tensor in tensors.items()}
+    return named, config["lora_alpha"] / config["r"]

@@ -1,0 +1,149 @@
+"""Requests whose answers come later: each is a row before it is answered, and its result is one too.
+
+    accept ──> id          the same (line, seq) again gives the same id: whatever was sent twice is done once
+    finish ──> result      in one transaction with what it changes
+    answer <── id          waits for the result for a while
+
+Not here: doing the work (training.py, sampling.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import secrets
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from silva.errors import SilvaError
+from silva.ports import CLOCK
+from silva.server.tinker.tables import Row, Tables
+from silva.wire.guard import HttpError, fault_of
+
+LONGEST = 20.0  # seconds of one poll; the SDK gives up after 45
+KEPT = 3600.0  # seconds that a result can be fetched
+AHEAD = 4096  # requests of one line that may wait
+
+Change = Callable[[sqlite3.Connection], object]
+
+
+@dataclass(frozen=True, slots=True)
+class FutureWork:
+    """A request that is accepted: `line` and `seq` name it, `body` is what `kind` needs."""
+
+    owner: str
+    line: str
+    seq: int
+    kind: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FutureResult:
+    """`content`: of JSON, or bytes of a protobuf message. `undone`: the request has changed nothing."""
+
+    content: Mapping[str, Any] | bytes
+    undone: bool = False
+
+
+def failure(error: Exception) -> FutureResult:
+    """What a client is told of a request that could not be done."""
+    fault = fault_of(error)
+    user = isinstance(error, SilvaError) and not isinstance(error.__cause__, OSError)
+    return FutureResult({"error": fault.message, "category": "user" if user else "server"}, undone=True)
+
+
+class Futures:
+    """All requests of the service."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._finished: dict[str, asyncio.Event] = {}
+
+    async def accept(self, asked: FutureWork, also: Change = lambda db: None) -> tuple[str, bool]:
+        """The request's id, and whether it is new. `also`: is done with a new one.
+
+        Raises:
+            HttpError: another request has its number, or too many wait.
+        """
+        digest = hashlib.blake2b(asked.kind.encode() + b"\0" + asked.body, digest_size=16).digest()
+
+        def insert(db: sqlite3.Connection) -> tuple[str, bool]:
+            query = "SELECT id, digest FROM requests WHERE line = ? AND seq = ?"
+            found = db.execute(query, (asked.line, asked.seq)).fetchone()
+            if found is not None:
+                if found["digest"] != digest:
+                    raise HttpError(400, f"seq_id: {asked.seq} of {asked.line} was another request")
+                return found["id"], False
+            query = "SELECT COUNT(*) FROM requests WHERE line = ? AND finished IS NULL"
+            if db.execute(query, (asked.line,)).fetchone()[0] >= AHEAD:
+                raise HttpError(429, f"{asked.line}: {AHEAD} requests wait", headers={"retry-after": "1"})
+            name = secrets.token_hex(16)
+            also(db)
+            db.execute(
+                "INSERT INTO requests (id, owner, line, seq, kind, digest, body) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (name, asked.owner, asked.line, asked.seq, asked.kind, digest, asked.body),
+            )
+            return name, True
+
+        return await self._tables.do(insert)
+
+    async def finish(self, results: Mapping[str, FutureResult], also: Change = lambda db: None) -> None:
+        """Record results, and with them what `also` does. A result that is there stays."""
+
+        def record(db: sqlite3.Connection) -> None:
+            for name, result in results.items():
+                proto = isinstance(result.content, bytes)
+                content = result.content if proto else json.dumps(result.content).encode()
+                db.execute(
+                    "UPDATE requests SET form = ?, result = ?, undone = ?, finished = ? "
+                    "WHERE id = ? AND finished IS NULL",
+                    ("proto" if proto else "json", content, result.undone, CLOCK.time(), name),
+                )
+            also(db)
+
+        await self._tables.do(record)
+        for name in results:
+            if name in self._finished:
+                self._finished.pop(name).set()
+
+    async def answer(self, name: str, owner: str, seconds: float = LONGEST) -> Row | None:
+        """The request with its result; None if there is none yet.
+
+        Raises:
+            HttpError: there is no such request of this owner, or its result has been removed.
+        """
+        event = self._finished.setdefault(name, asyncio.Event())
+        row = await self._row(name, owner)
+        if row["finished"] is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+            except TimeoutError:
+                return None
+            row = await self._row(name, owner)
+        if row["result"] is None:
+            raise HttpError(410, f"request {name}: its result was kept for {KEPT:g} s and is gone")
+        return row
+
+    async def _row(self, name: str, owner: str) -> Row:
+        query = "SELECT form, result, finished FROM requests WHERE id = ? AND owner = ?"
+        row = await self._tables.row(query, name, owner)
+        if row is None or row["finished"] is not None:
+            self._finished.pop(name, None)
+        if row is None:
+            raise HttpError(404, f"request {name}: not found")
+        return row
+
+    async def tidy(self) -> None:
+        """Remove results that nobody has fetched in time."""
+        before = CLOCK.time() - KEPT
+        await self._tables.do(
+            lambda db: db.execute(
+                "UPDATE requests SET result = NULL WHERE finished < ? AND result IS NOT NULL", (before,)
+            )
+        )

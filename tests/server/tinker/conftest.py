@@ -1,0 +1,81 @@
+"""A Tinker service over doubles: in a thread with its own event loop, for the SDK, or in the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.running import asking
+from tests.server.tinker.doubles import ScriptedRuns, ScriptedSampler
+
+from silva.server.tinker.keys import ApiKeys
+from silva.server.tinker.messages import TAKES
+from silva.server.tinker.routes import ServedModel
+from silva.server.tinker.server import MAX_BODY, TinkerServer
+from silva.wire.guard import Guard
+from silva.wire.listening import Bind, serve
+
+KEY = "tml-mine"
+
+
+class Service:
+    """One folder of state, and the doubles of the server that has it now."""
+
+    def __init__(self, state: Path) -> None:
+        self.state, self.runs, self.sampler = state, ScriptedRuns(), ScriptedSampler()
+        self.lines: list[str] = []
+        self.address = ""
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[Guard]:
+        """A new server over the folder, with nothing in memory, as it is served."""
+        self.runs, self.sampler = ScriptedRuns(), ScriptedSampler()
+        log, model = self.lines.append, ServedModel("base", "base", "scripted", self.sampler.context)
+        with ThreadPoolExecutor(1) as compute:
+            server = TinkerServer(self.state, model, self.runs, compute, self.sampler, 4, log)
+            async with server.working():
+                yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,
+                            takes=("application/json", TAKES), admits=ApiKeys([]))  # fmt: skip
+            self.runs.hold.set()
+
+    @asynccontextmanager
+    async def asked(self, key: str = KEY) -> AsyncIterator[httpx2.AsyncClient]:
+        """The same without a connection."""
+        async with self.working() as app, asking(app, **{"x-api-key": key}) as client:
+            client.base_url = "http://localhost/api/v1"
+            yield client
+
+    @contextmanager
+    def running(self, port: int = 0) -> Iterator[Service]:
+        """The same in a thread, listening."""
+        ready: Future[str] = Future()
+        stop: list[Callable[[], Any]] = []
+
+        async def main() -> None:
+            async with self.working() as app:
+                serving = asyncio.ensure_future(serve(app, Bind(port=port), ready=ready.set_result))
+                loop = asyncio.get_running_loop()
+                stop.append(lambda: loop.call_soon_threadsafe(serving.cancel))
+                await asyncio.wait([serving])
+
+        thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+        thread.start()
+        self.address = ready.result(20)
+        try:
+            yield self
+        finally:
+            self.runs.hold.set()
+            stop[0]()
+            thread.join(20)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Service:
+    return Service(tmp_path)

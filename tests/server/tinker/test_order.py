@@ -1,0 +1,309 @@
+"""The order of requests, over the wire alone: gaps, repeats, restarts, turns."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from tests.server.running import until
+from tests.server.tinker.client import Client
+from tests.server.tinker.conftest import Service
+
+from silva.errors import ConfigError
+from silva.server.tinker import checkpoints, futures, messages, training
+from silva.server.tinker.sampling import OwnerTurns
+from silva.server.tinker.tables import Tables
+
+
+async def test_requests_are_done_in_the_order_of_their_numbers(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        late = [
+            await client.passed(model, 3, 3.0),
+            await client.step(model, 4),
+            await client.passed(model, 2, 2.0),
+        ]
+        waiting = await client.post("/retrieve_future", request_id=late[0].json()["request_id"])
+        assert waiting.json()["type"] == "try_again"
+        assert waiting.json()["queue_state_reason"] == "request 1 of this model has not come"
+        assert service.runs.together == []
+        first = await client.passed(model, 1, 1.0)
+        assert (await client.result(late[1])) == {"metrics": {"gradient:mean": 6.0}}
+        assert await client.result(first) == {"loss:sum": 2.0}
+        assert service.runs.together == [[model]] * 3
+
+
+@pytest.fixture(autouse=True)
+def short_polls(monkeypatch):
+    real = futures.Futures.answer
+    monkeypatch.setattr(
+        futures.Futures, "answer", lambda self, name, owner, seconds=0.3: real(self, name, owner, seconds)
+    )
+
+
+async def test_what_is_sent_twice_is_done_once(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        sent = await asyncio.gather(*(client.passed(model, 1, 5.0) for _ in range(4)))
+        assert len({each.text for each in sent}) == 1
+        stepped = [await client.step(model, 2) for _ in range(3)]
+        assert len({each.text for each in stepped}) == 1
+        assert (await client.result(stepped[2]))["metrics"] == {"gradient:mean": 5.0}
+        again = await client.passed(model, 1, 5.0)  # after it was done
+        assert again.text == sent[0].text and await client.result(again) == {"loss:sum": 10.0}
+        other = await client.passed(model, 1, 6.0)
+        assert other.status_code == 400 and "was another request" in other.text
+        assert service.runs.weights[model] == 5.0 and len(service.runs.together) == 1
+
+
+async def test_models_that_are_ready_together_share_a_pass_and_nobody_waits_for_a_queue(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        one, other = await client.model(0), await client.model(1)
+        service.runs.hold.clear()
+        blocked = await client.passed(one, 1)
+        await until(
+            lambda: not service.runs.hold.is_set() and service.runs.calls[-1] == ("create", other), ""
+        )
+        queue = [await client.passed(one, seq) for seq in range(2, 20)]
+        mine = [await client.passed(other, 1), await client.step(other, 2), await client.passed(other, 3)]
+        service.runs.hold.set()
+        for each in (blocked, *queue, *mine):
+            await client.result(each)
+        # The step of the other one does not keep it out of the pass after it.
+        together = [sorted(each) for each in service.runs.together]
+        assert together == [[one], [one, other], [one, other], *[[one]] * 16]
+
+
+async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        wrong = [
+            await client.passed(model, 1, targets=(1, 2, 3)),
+            await client.passed(model, 2, loss="magic"),
+            await client.passed(model, 3, float("nan")),
+            await client.step(model, 4, lr=-1.0),
+            await client.post("/save_weights", model_id=model, seq_id=5, path="../../etc/passwd"),
+            await client.post("/save_weights_external", model_id=model, seq_id=6, path="x"),
+            await client.post("/optim_step", model_id=model, seq_id=7, optimizer_params={"type": "dimuon"}),
+        ]
+        for answer, words in zip(
+            wrong,
+            ("expected 2", "got 'magic'", "not finite", "learning_rate", "path", "expected save_state",
+             "optimizer_params"), strict=True,
+        ):  # fmt: skip
+            found = await client.result(answer)
+            assert found["category"] == "user" and words in found["error"]
+        assert await client.result(await client.passed(model, 8)) == {"loss:sum": 2.0}
+        assert not service.lines
+
+
+async def test_a_bug_fails_its_request_and_the_model_is_made_again(service: Service, monkeypatch):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        await client.result(await client.passed(model, 1, 2.0))
+        await client.result(await client.step(model, 2))
+        step = service.runs.optim_step
+
+        def breaks(run, params):
+            step(run, params)  # half-way
+            raise RuntimeError("a bug")
+
+        await client.result(await client.passed(model, 3, 4.0))
+        monkeypatch.setattr(service.runs, "optim_step", breaks)
+        failed = await client.step(model, 4)
+        found = await client.result(failed)
+        assert found["category"] == "server" and "a bug" not in found["error"]
+        monkeypatch.setattr(service.runs, "optim_step", step)
+        assert (await client.result(await client.step(model, 5)))["metrics"] == {"gradient:mean": 4.0}
+        assert service.runs.weights[model] == 0.9 * 2.0 + 4.0
+        assert "RuntimeError: a bug" in service.lines[0]
+
+
+async def test_a_server_goes_on_where_another_was_killed(service: Service):
+    """Results are kept, requests that waited are done, and weights are what they would have been."""
+    values = [float(n) for n in range(1, 28)]
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        seq, sent = 0, []
+        for value in values[:25]:
+            sent.append(await client.passed(model, seq + 1, value))
+            sent.append(await client.step(model, seq + 2, 0.5))
+            seq += 2
+        done = [await client.result(each) for each in sent]
+        assert sum(call[0] == "save" for call in service.runs.calls) == 50 // training.KEEP_EVERY
+        service.runs.hold.clear()
+        waits = [await client.passed(model, seq + 1, values[25]), await client.step(model, seq + 2, 0.5)]
+        before = service.runs.weights[model]
+    async with service.asked() as http:
+        client.http = http
+        assert [await client.result(each) for each in sent] == done
+        await client.result(waits[1])
+        assert service.runs.weights[model] == 0.9 * before + 0.5 * values[25]
+        loads = [call for call in service.runs.calls if call[0] in ("load", "create")]
+        assert [call[0] for call in loads] == ["create", "load"]
+        assert (
+            len(service.runs.together) == (50 % training.KEEP_EVERY) // 2 + 1
+        )  # since the folder, and the new one
+        await client.result(await client.passed(model, seq + 3, values[26]))
+        await client.result(await client.step(model, seq + 4, 0.5))
+    expected = 0.0
+    for value in values:
+        expected = 0.9 * expected + 0.5 * value
+    assert service.runs.weights[model] == expected and not service.lines
+
+
+async def test_models_that_were_not_used_for_long_leave_memory_and_come_back(service: Service, monkeypatch):
+    monkeypatch.setattr(training, "LIVE", 1)
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        one, other = await client.model(0), await client.model(1)
+        for seq, lr in ((1, 1.0), (3, 2.0)):
+            for model in (one, other):
+                await client.passed(model, seq, 3.0)
+                await client.result(await client.step(model, seq + 1, lr))
+            assert len(service.runs.weights) <= 2
+        dropped = [call[1] for call in service.runs.calls if call[0] == "drop"]
+        assert {one, other} == set(dropped)
+        await client.result(await client.passed(one, 5))
+        assert service.runs.weights[one] == 0.9 * 3.0 + 6.0
+
+
+async def test_checkpoints_expire_and_are_removed(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        for seq, name in ((1, "a"), (2, "b"), (3, "a")):
+            how = {"path": name, "overwrite": seq == 3, "user_metadata": {"n": str(seq)}}
+            answer = await client.post("/save_weights", model_id=model, seq_id=seq, **how)
+            assert "path" in await client.result(answer)
+        again = await client.post("/save_weights", model_id=model, seq_id=4, path="a")
+        assert "there is one of this name" in (await client.result(again))["error"]
+        listed = (await http.get(f"/training_runs/{model}/checkpoints")).json()["checkpoints"]
+        assert [(each["checkpoint_id"], each["user_metadata"]) for each in listed] == [
+            ("weights/b", {"n": "2"}), ("weights/a", {"n": "3"})
+        ]  # fmt: skip
+        base = f"/training_runs/{model}/checkpoints/weights"
+        assert (await http.put(f"{base}/b/ttl", json={"ttl_seconds": 3600})).status_code == 200
+        expires = (await http.get("/checkpoints")).json()["checkpoints"][1]["expires_at"]
+        assert expires is not None
+        assert (await http.delete(f"{base}/a")).status_code == 200
+        assert (await http.delete(f"{base}/a")).status_code == 404
+        gone = await client.post("/load_weights", model_id=model, seq_id=5, path=f"tinker://{model}/weights/a",
+                                 optimizer=True)  # fmt: skip
+        assert "not found" in (await client.result(gone))["error"]
+    async with service.asked() as http:  # a server tidies when it begins
+        await until(
+            lambda: len(list((service.state / "weights").iterdir())) == 1, "folders without a row are gone"
+        )
+        assert (await http.get("/checkpoints")).json()["cursor"]["total_count"] == 1
+
+
+async def test_sampling_goes_on_after_a_restart_with_the_same_seeds(service: Service):
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [5]}]}
+    params = {"max_tokens": 2, "stop": [9]}
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        made = await client.post("/create_sampling_session", session_id=client.session,
+                                 sampling_session_seq_id=0, base_model="base")  # fmt: skip
+        session = made.json()["sampling_session_id"]
+        asleep = asyncio.Event()
+        seeds = []
+
+        async def never(tokens, given, adapter):
+            seeds.append(given.seed)
+            await asleep.wait()
+
+        service.sampler.sample = never
+        asked = {
+            "sampling_session_id": session,
+            "prompt": prompt,
+            "sampling_params": params,
+            "num_samples": 2,
+        }
+        sent = await client.post("/asample", **asked, seq_id=0)
+        twice = await client.post("/asample", **asked, seq_id=0)
+        assert sent.text == twice.text and len(sent.json()["sample_sequence_ids"]) == 2
+        cancelled = await client.post("/asample", **asked, seq_id=1)
+        await client.post("/cancel_future", request_id=cancelled.json()["request_id"])
+        assert "cancelled" in (await client.result(cancelled))["error"]
+        await until(lambda: len(seeds) >= 2, "it is asked for")
+    async with service.asked() as http:
+        client.http = http
+        found = await client.post("/retrieve_future", request_id=sent.json()["request_id"])
+        response = messages.MESSAGES["SampleResponse"]()
+        response.ParseFromString(found.content)
+        assert [np.frombuffer(each.tokens, np.int32).tolist() for each in response.sequences] == [[6, 7]] * 2
+        assert [params.seed for _, params in service.sampler.asked] == seeds[:2] and seeds[0] != seeds[1]
+        assert [params.stop_token_ids for _, params in service.sampler.asked] == [(63, 9)] * 2
+
+
+async def test_owners_take_turns():
+    turns, order = OwnerTurns(1), []
+
+    async def ask(owner):
+        async with turns.of(owner):
+            order.append(owner)
+            await asyncio.sleep(0)
+
+    asked = [asyncio.ensure_future(ask(owner)) for owner in "aaaaabbc"]
+    await asyncio.sleep(0)
+    asked[2].cancel()  # while it waits
+    await asyncio.gather(*asked, return_exceptions=True)
+    assert "".join(order) == "aabcaba"
+    await asyncio.wait_for(ask("d"), 1)
+
+
+async def test_one_folder_has_one_server(service: Service):
+    async with service.asked():
+        with pytest.raises(ConfigError, match="no other server"):
+            Tables(service.state / "tinker.sqlite")
+
+
+async def test_what_only_an_ended_session_used_is_removed(service: Service, monkeypatch):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        other = await Client(http).begin()
+        model, theirs = await client.model(), await other.model()
+        for each, asked in ((model, client), (theirs, other)):
+            await asked.result(await asked.passed(each, 1))
+            saved = await asked.post("/save_weights", model_id=each, seq_id=2, path="a")
+            path = (await asked.result(saved))["path"]
+            await asked.result(await asked.post("/load_weights", model_id=each, seq_id=3, path=path,
+                                                optimizer=True))  # fmt: skip
+            unnamed = {"model_id": each, "seq_id": 4, "sampling_session_seq_id": 0}
+            await asked.result(await asked.post("/save_weights_for_sampler", **unnamed))
+        assert len(list((service.state / "weights").iterdir())) == 6
+        await client.post(f"/sessions/{client.session}/finish")
+        refused = await client.passed(model, 5)
+        assert refused.status_code == 410 and "has finished" in refused.text
+    async with service.asked() as http:
+        folders = service.state / "weights"
+        await until(
+            lambda: len(list(folders.iterdir())) == 4, "its checkpoint is left, and all of the other one"
+        )
+        assert (await http.get("/checkpoints")).json()["cursor"]["total_count"] == 2
+        assert (await http.get(f"/sessions/{client.session}")).json()["sampler_ids"] == []
+        other.http = http
+        assert await other.result(await other.passed(theirs, 5)) == {"loss:sum": 2.0}
+    monkeypatch.setattr(checkpoints, "SILENT", -1.0)  # nobody was heard of in time
+    async with service.asked() as http:
+        await until(lambda: len(list(folders.iterdir())) == 2, "the checkpoints are left")
+
+
+async def test_sessions_that_have_finished_end_their_heartbeat(service: Service):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        assert (await client.post("/session_heartbeat", session_id=client.session)).json() == {}
+        assert (
+            await client.post(f"/sessions/{client.session}/finish", reason={"type": "success"})
+        ).json() == {}
+        assert (await client.post("/session_heartbeat", session_id=client.session)).status_code == 410
+        body = {"session_id": client.session, "base_model": "base", "lora_config": {"rank": 4}}
+        assert (await client.post("/create_model", model_seq_id=0, **body)).status_code == 410
