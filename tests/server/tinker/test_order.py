@@ -39,7 +39,7 @@ async def test_requests_are_done_in_the_order_of_their_numbers(service: Service)
 def short_polls(monkeypatch):
     real = futures.Futures.answer
     monkeypatch.setattr(
-        futures.Futures, "answer", lambda self, name, owner, seconds=0.3: real(self, name, owner, seconds)
+        futures.Futures, "answer", lambda self, name, owner, seconds=0.1: real(self, name, owner, seconds)
     )
 
 
@@ -125,6 +125,7 @@ async def test_a_bug_fails_its_request_and_the_model_is_made_again(service: Serv
         assert "RuntimeError: a bug" in service.lines[0]
 
 
+@pytest.mark.slow
 async def test_a_server_goes_on_where_another_was_killed(service: Service):
     """Results are kept, requests that waited are done, and weights are what they would have been."""
     values = [float(n) for n in range(1, 28)]

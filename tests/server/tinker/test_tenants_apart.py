@@ -141,6 +141,7 @@ BODIES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_no_body_and_no_path_breaks_a_route(service: Service):
     async with service.asked() as http:
         app_routes = http._transport.app._app.routes

@@ -59,7 +59,7 @@ class Tables:
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.1)
         self._db.row_factory = sqlite3.Row
         try:
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
