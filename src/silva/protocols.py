@@ -272,15 +272,18 @@ class Streaming(Protocol):
     ) -> Completion: ...  # what `sample` gives
 
 
-Publishes = Literal["shared", "folder", "parameters", "adapter", "sent"]
+Publishes = Literal["shared", "folder", "parameters", "adapter", "sent", "sampler"]
 """What a snapshot is: the parameters that trainer and engine share, a plain Hugging Face folder, a folder of
-the parameters that training changes, one of LoRA's adapters as PEFT stores them, or what servers have got."""
+the parameters that training changes, one of LoRA's adapters as PEFT stores them, what servers have got, or a
+sampler of the service that trains."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerCapabilities:
     needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
     publishes: Publishes = "shared"
+    temperatures: bool = True  # it learns from tokens that were sampled at others than 1
+    pipelined: bool = False  # calls may be made before the one before has ended; they take effect in order
 
 
 class Trainer(Protocol):
@@ -338,7 +341,8 @@ class WorkerChannel(Protocol):
 class Host(Protocol):
     """Where the parts are: in this process, or in others, of which it gives clients."""
 
-    holds_model: bool  # whether the model is in this process
+    @property
+    def holds_model(self) -> bool: ...  # whether the model is in this process
 
     def engine(self) -> Engine: ...
     def trainer(self, *, recipe: bool = False) -> Trainer: ...  # recipe: with its reference and critic

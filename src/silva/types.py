@@ -388,7 +388,7 @@ class Snapshot:
 
     version: int
     folder: WeightFolder | None = None
-    sent: str = ""  # what servers call it that have it already
+    sent: str = ""  # what servers call it that have it already; of a service, the handle of a sampler
 
 
 @dataclass(frozen=True, slots=True)

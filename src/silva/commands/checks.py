@@ -177,6 +177,13 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
         )
     if config.rollout.overlap_training:
         _check_overlap(config, trainer)
+    sampling = config.rollout.sampling
+    if not able.temperatures and (sampling.temperature, sampling.top_p, sampling.top_k) != (1, 1, 0):
+        raise CapabilityError(
+            f"rollout.sampling: got temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k "
+            f"{sampling.top_k}, expected 1, 1 and 0: trainer.type = {config.trainer.type!r} knows the "
+            "log-probabilities of no other distribution"
+        )
     if missing := algorithm.needs - able.needs:
         raise CapabilityError(
             f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "

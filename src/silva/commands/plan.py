@@ -28,7 +28,7 @@ from silva.commands.checks import check, check_environments
 from silva.commands.common import here
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
-from silva.errors import NoSignalError
+from silva.errors import CapabilityError, NoSignalError
 from silva.models.adapters import merged_bytes
 from silva.models.memory import in_words
 from silva.models.trie import build
@@ -99,6 +99,11 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
+    if config.trainer.remote:
+        raise CapabilityError(
+            f'--dry-run: a plan plays with the model, which trainer.type = "{config.trainer.type}" has at a '
+            'service; expected "local", and a model that fits here'
+        )
     config = _alone(here(config))
     if config.engine.remote:  # a plan starts nothing and asks nobody
         config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})

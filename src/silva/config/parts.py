@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from silva.config.sections import Section
 from silva.wire.requests import key_of
@@ -24,6 +26,33 @@ class EngineSettings(Section):
     """Whether `silva inference` becomes a program of somebody else's, which listens at a port."""
     only_evaluates: ClassVar[str] = ""
     """Why its model cannot be trained; "" if it can be."""
+
+
+class TrainerSettings(Section):
+    """What a trainer says of itself.
+
+    Another one has `optimizer`, `updates_per_step`, and `build(context, algorithm, *, transfer)`, which makes
+    a `Trainer`; one that is not `remote` has `transfer`, how weights reach the engine.
+    """
+
+    remote: ClassVar[bool] = False
+    """Whether the weights are at a service, which brings them to its own engine."""
+
+
+class TinkerService(Section):
+    """Where the Tinker service is, and who asks it; wire/tinker.py asks."""
+
+    url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
+    """Address of the service; "" is TINKER_BASE_URL, or else the service of Thinking Machines."""
+    key_variable: str = "TINKER_API_KEY"
+    """Environment variable (or line of .env) that holds the key."""
+    model: str = ""
+    """The service's name of the model; "" is `model.name`, from which its tokenizer is loaded."""
+
+    @property
+    def key(self) -> str:
+        """Raises ConfigError if it is not set."""
+        return key_of(self.key_variable, "engine.key_variable")
 
 
 class PlacementSettings(Section):

@@ -18,7 +18,7 @@ from silva.algorithms.aggregation import normalise
 from silva.config.sections import Optimizer
 from silva.evaluation.evaluator import NLL, Evaluation
 from silva.evaluation.statistics import Estimate, ratio
-from silva.orchestrator.updates import optim_params
+from silva.orchestrator.updates import one_update, optim_params
 from silva.protocols import Trainer
 from silva.types import LossSpec, Sample
 
@@ -41,9 +41,8 @@ class Supervision:
 
     async def update(self, trainer: Trainer, rows: Sequence[Sample], number: int) -> dict[str, float]:
         """One optimizer step, counted from 0; its metrics."""
-        metrics = await trainer.forward_backward(normalise(rows, self.aggregation), self.loss)
         params = optim_params(number, self.optimizer, self.steps)
-        return {**metrics, **await trainer.optim_step(params)}
+        return await one_update(trainer, normalise(rows, self.aggregation), self.loss, params)
 
 
 class DataBatches:

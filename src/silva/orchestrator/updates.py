@@ -15,14 +15,16 @@ from itertools import chain
 
 import numpy as np
 
+from silva.aio import gather
 from silva.algorithms.aggregation import normalise
 from silva.algorithms.compose import with_advantages
 from silva.config.sections import Optimizer
 from silva.errors import RecordError
 from silva.orchestrator.parts import Parts
 from silva.orchestrator.state import RunState
+from silva.protocols import Trainer
 from silva.rollouts.samples import next_states, to_samples
-from silva.types import Group, OptimParams, Sample, Signals
+from silva.types import Group, LossSpec, OptimParams, Sample, Signals
 
 Row = tuple[Group, list[Sample]]
 """A group and the samples of its trajectories."""
@@ -95,11 +97,12 @@ class Updates:
             p.ledger.record("replayed", step=step, update=number, groups=[g.key for g, _ in replayed])
         p.ledger.commit()
         p.monitor.stage("train", number, p.config.trainer.updates_per_step)
-        metrics = dict(await p.trainer.forward_backward(samples, p.recipe.loss_spec(state.controllers)))
-        trainer, update = p.config.trainer, state.updates + number
+        loss, trainer = p.recipe.loss_spec(state.controllers), p.config.trainer
+        update = state.updates + number
         total = p.config.steps * trainer.updates_per_step
         critic = optim_params(update, trainer.critic.optimizer, total) if p.recipe.critic else None
-        metrics |= await p.trainer.optim_step(optim_params(update, trainer.optimizer, total), critic)
+        policy = optim_params(update, trainer.optimizer, total)
+        metrics = await one_update(p.trainer, samples, loss, policy, critic)
         p.notices.update(step, metrics)
         return metrics
 
@@ -110,6 +113,23 @@ class Updates:
             return None
         trajectories = sum(len(group.scored) for group in groups)
         return recipe.aggregation_constant or float(trajectories * self.parts.buffer.rollout.longest_answer)
+
+
+async def one_update(
+    trainer: Trainer,
+    samples: Sequence[Sample],
+    loss: LossSpec,
+    policy: OptimParams,
+    critic: OptimParams | None = None,
+) -> dict[str, float]:
+    """The gradient of all samples, and a step on it; the metrics of both."""
+    if trainer.capabilities.pipelined:  # a service makes both in one turn of its own
+        calls = trainer.forward_backward(samples, loss), trainer.optim_step(policy, critic)
+        learnt, stepped = await gather(calls)
+    else:
+        learnt = await trainer.forward_backward(samples, loss)
+        stepped = await trainer.optim_step(policy, critic)
+    return {**learnt, **stepped}
 
 
 def echoed(sample: Sample, weight: float) -> Sample:

@@ -1,1 +1,4 @@
-TRAINERS = {"local": "silva.trainer.settings:LocalTrainerSettings"}
+TRAINERS = {
+    "local": "silva.trainer.settings:LocalTrainerSettings",
+    "tinker": "silva.trainer.settings:TinkerTrainerSettings",
+}

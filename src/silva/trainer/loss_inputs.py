@@ -118,5 +118,5 @@ def _inputs(
         else stream.needed("advantages", f"which loss {loss.name} reads"),
         rows=stream.of(found.rows),
         reference_logprobs=stream.flat(references) if references else None,
-        entropies=stream.of(found.entropies),
+        entropies=None if found.entropies is None else stream.of(found.entropies),
     )

@@ -61,7 +61,7 @@ class TokenLogprobs:
     """Flat over trained tokens; float32, or float64 for a float64 model."""
 
     logprobs: torch.Tensor  # [N]
-    entropies: torch.Tensor  # [N] nats; carry a gradient only if asked
+    entropies: torch.Tensor | None  # [N] nats; carry a gradient only if asked; None: not known
     rows: torch.Tensor  # [N] int64
 
 

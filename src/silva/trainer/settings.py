@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from silva.config.parts import TinkerService, TrainerSettings
 from silva.config.sections import CriticSettings, Optimizer, Positive, Section
 from silva.errors import CapabilityError
 
@@ -75,7 +76,7 @@ class Parallel(Section):
         return {"pp": pp, "copies": copies, "parts": parts, "tp": tp}
 
 
-class LocalTrainerSettings(Section):
+class LocalTrainerSettings(TrainerSettings):
     """In-process torch, updating the parameters that the local engine samples from."""
 
     type: Literal["local"] = "local"
@@ -138,6 +139,51 @@ class LocalTrainerSettings(Section):
             say=context.say,
         )
         return LocalTrainer(learner, transfer, compute=context.compute)
+
+
+class TinkerTrainerSettings(TrainerSettings):
+    """LoRA at the Tinker service, or at `silva serve tinker`, as `[engine]` says which."""
+
+    remote: ClassVar[bool] = True
+
+    type: Literal["tinker"] = "tinker"
+    optimizer: Optimizer = Optimizer()
+    updates_per_step: Positive = 1
+    """Optimizer steps a batch is split into."""
+    modules: Annotated[tuple[Literal["attn", "mlp", "unembed"], ...], Field(min_length=1)] = ("attn", "mlp")
+    """Which layers get adapters, in place of `model.lora.targets`: the service knows these three kinds."""
+
+    def build(
+        self, context: Assembly, algorithm: Algorithm | None = None, *, transfer: WeightTransfer | None = None
+    ) -> Trainer:
+        """`transfer` is none of its business: weights stay at the service.
+
+        Raises:
+            CapabilityError: what the service cannot do of `[model]`.
+        """
+        from silva.models.loading import name_of
+        from silva.trainer.tinker import ServiceAdapter, TinkerTrainer
+
+        config = context.config
+        at, lora = config.engine, config.model.lora
+        if not isinstance(at, TinkerService):
+            raise CapabilityError(
+                f'trainer.type = "tinker" with engine.type = "{at.type}": the weights stay at the service; '
+                'expected engine.type = "tinker"'
+            )
+        if lora is None:
+            raise CapabilityError(
+                'model.lora: got none with trainer.type = "tinker", which trains adapters; expected '
+                "model.lora.rank"
+            )
+        if ours := sorted(lora.model_fields_set - {"rank"}):
+            raise CapabilityError(
+                f"model.lora.{ours[0]}: the service decides it; expected model.lora.rank alone, and "
+                "trainer.modules"
+            )
+        name = at.model or name_of(config.model)
+        adapter = ServiceAdapter(name, lora.rank, config.seed, frozenset(self.modules))
+        return TinkerTrainer(at, adapter, config.name, say=context.say)
 
 
 def published(way: Way, loads: frozenset[str], lora: bool) -> Publishes:

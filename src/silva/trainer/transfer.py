@@ -67,6 +67,7 @@ def transfer_of(
         from silva.trainer.broadcast import Broadcast
 
         return Broadcast(servers, patience=patience, timeout=timeout)
+    assert publishes != "sampler"  # of a service, which brings it there itself
     return SharedMemory(publishes) if way == "shm" else WeightFolders(folder, publishes, first)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from silva.algorithms import objective
 from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
-from silva.trainer.optimizer import Stepper
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.trainer.sharding.parallel import Mesh
 from silva.types import LossSpec, Sample
+
+
+class Blamed(Protocol):
+    def blame(self, loss: torch.Tensor, trajectories: Sequence[str]) -> None: ...
 
 
 class Update:
@@ -34,7 +38,7 @@ class Update:
         references: Sequence[np.ndarray] | None,
         loss: LossSpec,
         version: int,
-        stepper: Stepper,
+        stepper: Blamed,
     ) -> None:
         self.samples, self._references, self._loss = samples, references, loss
         self._version, self._stepper = version, stepper

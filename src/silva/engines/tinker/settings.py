@@ -1,0 +1,28 @@
+"""Settings of the engine that samples through the Tinker service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from silva.config.parts import EngineSettings, TinkerService
+from silva.config.sections import Natural
+
+if TYPE_CHECKING:
+    from silva.assembly import Assembly
+    from silva.protocols import Engine
+
+
+class TinkerEngineSettings(TinkerService, EngineSettings):
+    """The sampler of the Tinker service, or of `silva serve tinker`."""
+
+    remote: ClassVar[bool] = True
+
+    type: Literal["tinker"] = "tinker"
+    context: Natural = 0
+    """Tokens of prompt and answer together; 0 takes what the service says of the model."""
+
+    def build(self, context: Assembly) -> Engine:
+        from silva.engines.tinker.engine import TinkerEngine
+        from silva.models.loading import name_of
+
+        return TinkerEngine(self, self.model or name_of(context.config.model))

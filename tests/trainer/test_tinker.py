@@ -1,0 +1,143 @@
+"""What is sent to the Tinker service: losses by its names have the gradients of Silva's own, and what it
+cannot do is refused. The service's own formulas stand in algorithms/summed.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from silva.algorithms.summed import SUMMED
+from silva.commands.checks import check
+from silva.config.load import load
+from silva.errors import CapabilityError, CheckpointError, ConfigError
+from silva.registries import REGISTRIES
+from silva.trainer.loss_inputs import weighted_loss
+from silva.trainer.policy import TokenLogprobs, trained
+from silva.trainer.tinker import ServiceAdapter, TinkerTrainer, _named
+from silva.types import LossSpec
+
+NAMED = [
+    (LossSpec("clipped", {"clip_low": 0.1, "clip_high": 0.3}), "ppo"),
+    (LossSpec("cispo", {"clip_low": 0.2, "clip_high": 0.3}), "cispo"),
+    (LossSpec("reinforce"), "cispo"),
+    (LossSpec("gspo", {"clip_low": 0.05, "clip_high": 0.02}), "gspo"),
+    (LossSpec("cross_entropy"), "cross_entropy"),
+]
+OTHERS = [
+    LossSpec("clipped", {"clip_dual": 3.0}),
+    LossSpec("clipped", {"balanced_clip_min_entropy": 0.0}),
+    LossSpec("clipped", {"kl_coef": 0.1}),
+    LossSpec("cispo", {"rollout_correction": {"reject": {"token": [0.5, 2.0]}}}),
+    LossSpec("cross_entropy", {"weighting": "dft"}),
+    LossSpec("aipo"),
+    LossSpec("dro"),  # the pull is not weighted there
+]
+
+
+@pytest.fixture
+def rows(make_samples):
+    return make_samples([9, 5, 12], temperature=1.0)
+
+
+@pytest.mark.parametrize(("loss", "expected"), NAMED, ids=[loss.name for loss, _ in NAMED])
+def test_a_loss_by_its_name_at_the_service_has_the_gradient_of_ours(loss, expected, rows):
+    masks = [trained(sample) for sample in rows]
+    rng = np.random.default_rng(1)
+    old = [torch.from_numpy(sample.logprobs[mask]) for sample, mask in zip(rows, masks, strict=True)]
+    moved = torch.cat(old) + torch.from_numpy(rng.normal(0, 0.3, sum(map(len, old))))
+    numbers = torch.cat([torch.full((len(each),), i) for i, each in enumerate(old)])
+
+    ours = moved.clone().requires_grad_()
+    weighted_loss(TokenLogprobs(ours, None, numbers), rows, None, loss, 0, False)[0].backward()
+
+    name, inputs, params = _named(rows, loss)
+    assert name == expected
+    theirs = moved.clone().requires_grad_()
+    given = {
+        key: torch.from_numpy(np.concatenate([row[key][m] for row, m in zip(inputs, masks, strict=True)]))
+        for key in inputs[0]
+    }
+    SUMMED[name].total(theirs, numbers, given, params).backward()
+    assert ours.grad.abs().max() > 0
+    torch.testing.assert_close(theirs.grad, ours.grad, rtol=1e-6, atol=1e-9)
+    # What carries no loss has no weight there either.
+    key = "weights" if name == "cross_entropy" else "advantages"
+    assert all((row[key][~mask] == 0).all() for row, mask in zip(inputs, masks, strict=True))
+
+
+@pytest.mark.parametrize("loss", OTHERS, ids=str)
+def test_any_other_loss_is_computed_here(loss, rows):
+    assert _named(rows, loss) is None
+
+
+def test_streams_and_tokens_that_nobody_sampled_are_computed_here(rows):
+    streams = {"observations": np.float32(rows[0].loss_weights == 0) * (np.arange(len(rows[0])) > 0)}
+    assert _named([rows[0].replace(streams=streams)], LossSpec("clipped")) is None
+    unsampled = rows[0].replace(logprobs=np.full(len(rows[0]), np.nan))
+    assert _named([unsampled], LossSpec("clipped")) is None
+
+
+def made() -> TinkerTrainer:
+    return TinkerTrainer(None, ServiceAdapter("base", 8, 0, frozenset({"attn"})), "run")
+
+
+def test_a_temperature_other_than_1_is_refused(make_samples):
+    with pytest.raises(CapabilityError, match=r"sampled at temperature 0.7.*expected 1"):
+        asyncio.run(made().score(make_samples([4], temperature=0.7), frozenset({"logprobs"})))
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"path": 1}', "[]"])
+def test_a_checkpoint_of_another_trainer_is_refused(text, tmp_path):
+    (tmp_path / "tinker.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of trainer.type"):
+        asyncio.run(made().load(tmp_path))
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    (tmp_path / "tinker.json").write_text('{"path": "tinker://a", "version": 2, "model": "other"}')
+    with pytest.raises(CheckpointError, match="weights of other, expected those of base"):
+        asyncio.run(made().load(tmp_path))
+
+
+BASE = """
+[model]
+type = "tiny"
+lora.rank = 4
+[engine]
+type = "tinker"
+[trainer]
+type = "tinker"
+[[environments]]
+type = "bandit"
+"""
+
+
+def config(tmp_path, *more: str):
+    (tmp_path / "run.toml").write_text(BASE)
+    return load([f"@{tmp_path}/run.toml", *more], REGISTRIES, env={}, cwd=tmp_path).config
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--model.lora", "null"], r"model.lora: got none.*expected model.lora.rank"),
+        (["--model.lora.alpha", "16"], r"model.lora.alpha: the service decides it"),
+        (["--model.lora.dropout", "0.1"], r"model.lora.dropout: the service decides it"),
+    ],
+)
+def test_what_the_service_decides_is_refused_with_the_key(more, words, tmp_path):
+    from silva.assembly import Assembly
+
+    found = config(tmp_path, *more)
+    check(found)
+    with pytest.raises(CapabilityError, match=words):
+        found.trainer.build(Assembly(found))
+
+
+def test_without_a_key_the_variable_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    with pytest.raises(ConfigError, match="engine.key_variable: TINKER_API_KEY is not set"):
+        _ = config(tmp_path).engine.key
