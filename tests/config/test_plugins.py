@@ -200,7 +200,7 @@ def test_help_and_schema_show_parts_from_outside(extended):
     def page(topic):
         return help_text("silva rl", "silva rl: train by RL", extended, topic)
 
-    assert "  [trainer]         Optimizer, updates and memory; types: sharded, local\n" in page("")
+    assert "  [trainer]         Optimizer, updates and memory; types: sharded, local, tinker\n" in page("")
     assert page("trainer.sharded") == (
         '[trainer] type = "sharded"\n  shards = 2                              Parts of the model.\n'
     )
@@ -210,7 +210,7 @@ def test_help_and_schema_show_parts_from_outside(extended):
     types = {key: [*schema["properties"][key]["discriminator"]["mapping"]] for key in (
         "engine", "trainer", "rollout", "placement")}  # fmt: skip
     assert types == {
-        "engine": ["local", "remote"], "trainer": ["local", "sharded"],
+        "engine": ["local", "remote"], "trainer": ["local", "sharded", "tinker"],
         "rollout": ["branching", "linear", "tree"], "placement": ["cluster", "local", "ray", "services"],
     }  # fmt: skip
     assert schema["$defs"]["ShardedTrainer"]["required"] == ["type"]
