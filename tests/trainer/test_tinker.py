@@ -139,5 +139,5 @@ def test_what_the_service_decides_is_refused_with_the_key(more, words, tmp_path)
 
 def test_without_a_key_the_variable_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match="engine.key_variable: TINKER_API_KEY is not set"):
+    with pytest.raises(ConfigError, match=r"engine.key_variable: TINKER_API_KEY is not set"):
         _ = config(tmp_path).engine.key
