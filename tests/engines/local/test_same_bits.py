@@ -107,11 +107,17 @@ def test_one_thread_is_tried_where_several_give_no_rule(
 def test_scores_that_depend_on_how_many_keys_there_are_need_more_of_them(
     monkeypatch: pytest.MonkeyPatch, odd: tuple[int, ...], expected: int, share: int
 ) -> None:
-    """A product of queries of 24 numbers and `odd` keys has other last bits in one score of `share`."""
+    """A product of queries of 24 numbers and `odd` keys has other last bits in one score of `share`.
+
+    All others are exact, since no machine has to have equal bits of its own.
+    """
     plain = torch.bmm
 
+    def coarse(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1024).round() / 1024  # sums of their products are exact in any order
+
     def bmm(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        scores = plain(x, y)
+        scores = plain(coarse(x), coarse(y))
         if y.shape[1] != 24 or y.shape[2] not in odd:
             return scores
         chosen = (scores * 1e6).long() % share == 0
