@@ -117,6 +117,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no JSON": (lambda folder: (folder / "run.json").write_text("{"), "run.json: cannot be read"),
     "no run": (lambda folder: (folder / "run.json").write_text("{}"), "run.json: got {}, expected alpha, "),
+    "steps": (
+        rewrite(lambda content: content["steps"].update(x=1)),
+        "run.json: steps of x, which",
+    ),
+    "files": (rewrite(lambda content: content.update(files=3)), "run.json: got {.*expected alpha, "),
     "rank": (rewrite(lambda content: content.update(rank=8)), "a run with rank 8, expected 4"),
     "alpha": (rewrite(lambda content: content.update(alpha=16.0)), "a run with alpha 16.0, expected 8.0"),
     "base": (rewrite(lambda content: content.update(base="0000")), "a run with base 0000"),

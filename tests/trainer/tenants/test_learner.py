@@ -214,7 +214,7 @@ def test_a_run_with_wrong_data_fails_alone(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("asked", "says"), [
-    (Pass("x", data(0), "ppo", {}, True), "run x: not in memory, expected one of a"),
+    (Pass("x", data(0), "ppo", {}, True), "run x: got no run of this name"),
     (Pass("a", [], "ppo", {}, True), "data: got none"),
     (Pass("a", data(0), "stable_reinforce", {}, True), "got 'stable_reinforce'"),
     (Pass("a", data(0), "ppo", {"beta": 1.0}, True), r"got parameters \['beta'\], expected clip_low_"),
@@ -266,7 +266,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         learner.create("a", **CLIENT)
     learner.drop("a")
     learner.create("a", **CLIENT)
-    with pytest.raises(RecordError, match="run b: not in memory"):
+    with pytest.raises(RecordError, match="run b: got no run of this name"):
         learner.drop("b")
 
 

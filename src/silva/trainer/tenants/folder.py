@@ -65,14 +65,18 @@ def save(loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, 
         task_type="CAUSAL_LM",
     )
     config.inference_mode = True
-    config.save_pretrained(str(folder))
+    files = [f"{ADAPTER}.safetensors", CONFIG]
     if optimizer:
         write(folder, OPTIMIZER, _moments(stepper), 0)
-    let_read(folder)
-    files = [f"{ADAPTER}.safetensors", CONFIG, *([f"{OPTIMIZER}.safetensors"] if optimizer else [])]
-    digests = {name: _digest(folder / name) for name in files}
-    content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
-    FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
+        files.append(f"{OPTIMIZER}.safetensors")
+    try:
+        config.save_pretrained(str(folder))
+        let_read(folder)
+        digests = {name: _digest(folder / name) for name in files}
+        content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
+        FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
 
 
 def shape_in(folder: Path) -> LoraShape:
@@ -103,11 +107,13 @@ def load(
     parameters = stepper.parameters
     weights = _tensors(folder, ADAPTER, {f"{PREFIX}{name}": each for name, each in parameters.items()})
     steps: Mapping[str, int] = content["steps"] if optimizer else {}
+    if unknown := steps.keys() - parameters.keys():
+        raise CheckpointError(f"{folder / RUN}: steps of {sorted(unknown)[0]}, which this run has not")
     saved: Tensors = {}
     if optimizer:
         if f"{OPTIMIZER}.safetensors" not in content["files"]:
             raise CheckpointError(f"{folder}: saved without its optimizer, so it cannot be loaded with it")
-        of_step = {f"{n}/{moment}": parameters[n] for n in steps if n in parameters for moment in MOMENTS}
+        of_step = {f"{name}/{moment}": parameters[name] for name in steps for moment in MOMENTS}
         pending = {f"{name}/{GRADIENT}": each for name, each in parameters.items()}
         saved = _tensors(folder, OPTIMIZER, of_step, pending)
 
@@ -172,6 +178,8 @@ def _read(folder: Path) -> dict[str, Any]:
         content = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read: {error}; expected a folder of a run") from error
-    if not isinstance(content, dict) or content.keys() != wanted:
+    kinds = {"steps": dict, "files": dict}
+    whole = isinstance(content, dict) and content.keys() == wanted
+    if not whole or not all(isinstance(content[name], kind) for name, kind in kinds.items()):
         raise CheckpointError(f"{file}: got {str(content)[:200]}, expected {', '.join(sorted(wanted))}")
     return content

@@ -228,8 +228,8 @@ class Tenants:
         return self._adapters.parameters(run)
 
     def _get(self, run: str) -> _Run:
-        if run not in self._runs:
-            raise RecordError(f"run {run}: not in memory, expected one of {', '.join(self._runs) or 'none'}")
+        if run not in self._runs:  # the names of others are not this client's to know
+            raise RecordError(f"run {run}: got no run of this name in memory")
         return self._runs[run]
 
     def _begun(self, each: Pass) -> _Work:
