@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ import pytest
 
 LIMIT = 600.0
 """Seconds for ranks, all of which are killed then."""
+DIVIDED = "SILVA_TEST_PARALLEL"
+"""Tells a rank `trainer.parallel`, in JSON."""
 IMPORTED = (
     "hypothesis",
     "silva.trainer.learner",
@@ -42,7 +45,7 @@ IMPORTED = (
 
 @dataclass(frozen=True)
 class TestedRanks:
-    """`size` processes that make the tests of `file` that `-k tests` chooses; `told`: in their environment.
+    """`size` processes that divide a model as `parallel` says, in tests of `file` that `-k tests` chooses.
 
     Their files are in `folder`; what each says is in `{rank}.log` there.
     """
@@ -50,11 +53,11 @@ class TestedRanks:
     __test__ = False
 
     size: int
-    port: int
+    parallel: dict[str, Any]
     file: str
     tests: str
     folder: str
-    told: dict[str, str]
+    port: int
 
 
 class Starter:
@@ -63,13 +66,16 @@ class Starter:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def make(self, ranks: TestedRanks) -> list[tuple[int, str]]:
-        """Exit status of each rank, and what it has said."""
+    def check(self, size: int, parallel: dict[str, Any], file: str, tests: str, folder: Path) -> None:
+        """Every rank passes all tests; see `TestedRanks`."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ranks = TestedRanks(size, parallel, file, tests, str(folder), free.getsockname()[1])
         given, taken = self._process.stdin, self._process.stdout
         assert given and taken
         print(json.dumps(dataclasses.asdict(ranks)), file=given, flush=True)
-        statuses = json.loads(taken.readline())
-        return [(status, _log(ranks, rank).read_text()) for rank, status in enumerate(statuses)]
+        for rank, status in enumerate(json.loads(taken.readline())):
+            said = _log(ranks, rank).read_text()
+            assert status == 0 and " passed" in said and " skipped" not in said, said[-4000:]
 
 
 @contextlib.contextmanager
@@ -108,8 +114,8 @@ def _forked(ranks: TestedRanks, rank: int) -> int:
             os.dup2(log.fileno(), stream)
         told: dict[str, Any] = {"WORLD_SIZE": ranks.size, "RANK": rank, "MASTER_ADDR": "127.0.0.1",
                                 "MASTER_PORT": ranks.port, "GLOO_SOCKET_IFNAME": "lo",
-                                "PYTEST_ADDOPTS": ""}  # fmt: skip
-        os.environ |= {name: str(value) for name, value in told.items()} | ranks.told
+                                "PYTEST_ADDOPTS": "", DIVIDED: json.dumps(ranks.parallel)}  # fmt: skip
+        os.environ |= {name: str(value) for name, value in told.items()}
         status = int(
             pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:anyio", "-k", ranks.tests,
                          f"--basetemp={ranks.folder}/{rank}", ranks.file])

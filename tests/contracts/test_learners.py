@@ -1,262 +1,42 @@
 """What learners do together: the same as one alone, however many ranks share the work.
 
 Ranks here are threads, each with a whole model of its own. The last test runs this file again, in processes
-that divide one model: there every rank makes all calls of a test, for its own learner.
+that divide one model.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests import moe
-from tests.forked_ranks import Starter, TestedRanks, starting
-from tests.test_families import SIZES
+from tests.contracts.learners import LOSS, PARAMS, STAGES, Make, grow
+from tests.contracts.rank import PARALLEL, WORLD, starts_ranks
+from tests.forked_ranks import Starter
 from tests.trainer.vllm_double import GlooGroup, Vllm, serving
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, Qwen3Config
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+from transformers import AutoModelForCausalLM
 
 from silva.config.sections import Lora, PretrainedModel
 from silva.errors import CapabilityError, CheckpointError, NonFiniteError, RecordError
-from silva.models import attention
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import weight_folder
-from silva.models.tiny import tiny_tokenizer
 from silva.routes import after
 from silva.trainer import broadcast
 from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
-from silva.trainer.settings import LocalTrainerSettings, Parallel
-from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.settings import Parallel
 from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.transfer import SharedMemory, WeightFolders
-from silva.types import LossSpec, OptimParams, Sample
+from silva.types import LossSpec, Sample
 from silva.wire.transport import Peer
 
 pytestmark = pytest.mark.slow
-
-LOSS = LossSpec("clipped", {"kl_coef": 0.1})
-PARAMS = OptimParams(lr=1e-3)
-
-
-WORLD = int(os.environ.get("WORLD_SIZE", "0"))
-"""Of the processes that run this file together."""
-PARALLEL = Parallel(**json.loads(os.environ.get("SILVA_TEST_PARALLEL", "{}")))
-STAGES = PARALLEL.pp > 1
-"""Which neither have a critic nor walk."""
-INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
-KIND = "experts" if PARALLEL.ep > 1 or INTERLEAVED else "untied" if STAGES and PARALLEL.tp > 1 else ""
-"""Of the models that are divided."""
-
-
-class Threads(Mesh):
-    """`slots` and `barrier` are those of all ranks."""
-
-    def __init__(self, rank: int, slots: list[Any], barrier: Barrier) -> None:
-        self.rank, self.size = rank, len(slots)
-        self._slots, self._barrier = slots, barrier
-
-    def gather(self, mine: Any, kind: Any = None) -> list[Any]:
-        self._slots[self.rank] = mine
-        self._barrier.wait()
-        found = list(self._slots)
-        self._barrier.wait()  # nobody overwrites what another has not read
-        return found
-
-    def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        parts = self.gather({name: p.grad for name, p in parameters.items() if p.grad is not None})
-        for name in dict.fromkeys(name for part in parts for name in part):
-            parameters[name].grad = sum(part[name] for part in parts if name in part)
-
-
-class Ranks:
-    """Learners of which each makes every call."""
-
-    def __init__(self, learners: list[Learner], threads: ThreadPoolExecutor) -> None:
-        self.learners, self._threads, self.said = learners, threads, list[list[str]]()
-
-    def all(self, work: Callable[[Learner], Any]) -> list[Any]:
-        calls = [self._threads.submit(work, learner) for learner in self.learners]
-        return [call.result() for call in calls]
-
-    def update(self, rows: list[Sample], params: OptimParams = PARAMS) -> dict[str, float]:
-        """The metrics, which are the same on all ranks."""
-
-        def update(learner: Learner) -> dict[str, float]:
-            metrics = learner.forward_backward(rows, LOSS)
-            assert metrics.pop("imbalance", 1.0) >= 1.0
-            return {**metrics, **learner.optim_step(params, params if learner.critic else None)}
-
-        first, *others = self.all(update)
-        for other in others:
-            np.testing.assert_equal(other, first)  # to the bit, NaN included
-        return first
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The weights, which are the same on all ranks."""
-        first, *others = ({n: whole(p).clone() for n, p in each.loaded.model.named_parameters()}
-                          for each in self.learners)  # fmt: skip
-        for other in others:
-            torch.testing.assert_close(other, first, rtol=0, atol=0)
-        if not STAGES:
-            return first
-        named = {name: tensor.detach().numpy() for name, tensor in first.items()}
-        stages = self.learners[0].mesh.gather(named, Mapping[str, np.ndarray])
-        return {name: torch.from_numpy(array) for stage in stages for name, array in stage.items()}
-
-
-def whole(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
-
-
-Make = Callable[..., Ranks]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def group() -> Iterator[None]:
-    if not WORLD:
-        yield
-        return
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    with pytest.MonkeyPatch.context() as patched:
-        for name in PICKLED:
-            patched.setattr(dist, name, _refused)
-        yield
-    dist.destroy_process_group()
-
-
-PICKLED = ("send_object_list", "recv_object_list", "all_gather_object", "broadcast_object_list",
-           "gather_object", "scatter_object_list")  # fmt: skip
-
-
-def _refused(*given: Any, **named: Any) -> None:
-    raise AssertionError("ranks send each other pickles")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """One for all processes."""
-    return Path(mesh_of(Parallel(), "cpu").gather(str(tmp_path))[0])
-
-
-def meshes(ranks: int) -> list[Mesh]:
-    """Of the learners in this process."""
-    if ranks == 1:
-        return [Mesh()]
-    if WORLD:
-        return [mesh_of(PARALLEL, "cpu")]
-    slots, barrier = [None] * ranks, Barrier(ranks, timeout=60)
-    return [Threads(rank, slots, barrier) for rank in range(ranks)]
-
-
-@pytest.fixture
-def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
-    with ExitStack() as stack:
-
-        def make(
-            ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = KIND,
-            model: Callable[[], LoadedModel] | None = None, **keys: Any,
-        ) -> Ranks:  # fmt: skip
-            threads = stack.enter_context(ThreadPoolExecutor(ranks))
-            budget, critic = (max(budget, 40), False) if STAGES else (budget, critic)
-            settings = LocalTrainerSettings(micro_batch_tokens=budget, max_nonfinite=2, **keys)
-            said: list[list[str]] = [[] for _ in range(ranks)]
-            learners = [
-                Learner(
-                    model() if model else model_of(kind, tiny, seed),
-                    settings,
-                    seed=0,
-                    reference=True,
-                    critic=critic,
-                    mesh=mesh,
-                    say=lines.append,
-                )
-                for mesh, lines in zip(meshes(ranks), said, strict=False)
-            ]
-            made = Ranks(learners, threads)
-            made.said = said[: len(learners)]
-            return made
-
-        yield make
-
-
-def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
-    loaded = tiny("float64", seed=seed, lora=kind == "lora")
-    grow(loaded)
-    if kind == "experts":
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            config = moe.config("qwen3_moe", experts=6, num_hidden_layers=4 if INTERLEAVED else 2)
-            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
-        model.set_experts_implementation("eager")  # the others have no float64
-        for module in model.modules():
-            if isinstance(module, Qwen3MoeTopKRouter):
-                module.__class__ = WideRouter
-        return replace(loaded, model=model.double().eval())
-    if kind == "qwen3":
-        with tempfile.TemporaryDirectory() as folder:
-            config = Qwen3Config(**SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2})
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config)  # whose save_pretrained writes on one rank alone
-            save_file(model.state_dict(), f"{folder}/model.safetensors", metadata={"format": "pt"})
-            Path(folder, "config.json").write_text(model.config.to_json_string())
-            tiny_tokenizer().save_pretrained(folder)
-            settings = PretrainedModel(name=folder).model_copy(update={"dtype": "float64"})
-            return load_model(settings, seed=seed)
-    if kind == "untied":
-        head: Any = loaded.model.lm_head
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        loaded.model.config.tie_word_embeddings = False
-    return loaded
-
-
-class WideRouter(Qwen3MoeTopKRouter):  # type: ignore[misc]
-    """The same in float64: sums over ranks are then those of one rank in almost all of their digits."""
-
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = hidden @ self.weight.T
-        weights, chosen = logits.softmax(-1).topk(self.top_k)
-        return logits, weights / weights.sum(-1, keepdim=True), chosen
-
-
-def grow(loaded: LoadedModel) -> None:
-    """Fresh adapters are the identity."""
-    with torch.no_grad():
-        for name, parameter in loaded.model.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
-
-
-@pytest.fixture(params=[WORLD] if WORLD else [1, 2, 3])
-def ranks(request: pytest.FixtureRequest) -> int:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def rows(make_samples: Callable[..., list[Sample]]) -> list[Sample]:
-    """Two rows that share what they begin with, and strangers; returns and values for a critic."""
-    found = make_samples([30, 30, 9, 14, 21])
-    shared = np.concatenate([found[0].tokens[:20], found[1].tokens[20:]])
-    found[1] = found[1].replace(tokens=shared)
-    return [s.replace(returns=np.ones(len(s)), values=np.zeros(len(s))) for s in found]
 
 
 @pytest.mark.parametrize("critic", [False, True])
@@ -492,13 +272,7 @@ HEADS = {"cp": 2, "cp_style": "ulysses"}
 PIPED = "15-False or scores or saved or weights_are or True-qwen3 or False-lora or skipped or on_all"
 
 
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    with starting() as found:
-        yield found
-
-
-@pytest.mark.skipif(WORLD > 0, reason="runs in the processes that it starts")
+@starts_ranks
 @pytest.mark.parametrize(
     ("size", "parallel", "tests"),
     [
@@ -530,10 +304,4 @@ def test_processes_that_divide_a_model(
 ) -> None:
     """Tests above, with FSDP2 over gloo; copies of a model are HSDP. With `ep` the model has experts; ranks
     that share the same ones have whole experts of 4 (replayed), and parts of each one of 6 (the others)."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    told = {"SILVA_TEST_PARALLEL": json.dumps(parallel)}
-    ends = starter.make(TestedRanks(size, port, __file__, tests, str(tmp_path), told))
-    assert len(ends) == size
-    for status, said in ends:
-        assert status == 0 and " passed" in said and " skipped" not in said, said[-4000:]
+    starter.check(size, parallel, __file__, tests, tmp_path)
