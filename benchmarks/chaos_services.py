@@ -7,7 +7,7 @@
 
 Each of the three gets both signals at random times, and SIGKILL at the crash points of silva/ports.py that
 it comes through (proof is asked for). Silva leaves a stopped orchestrator alone: it is continued from here.
-In a few more runs the supervisor itself, `silva rl`, is killed: nothing of it may be left SECONDS_LEFT later,
+In a few more runs the supervisor itself, `silva rl`, is killed: nothing of it may be left ten seconds later,
 and the run is resumed. How long it takes until the supervisor says what it has lost is measured.
 
     python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
@@ -28,47 +28,37 @@ import argparse
 import json
 import os
 import random
-import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import chaos
 import numpy as np
+from supervised_run import LIMIT, RANK, ROLES, SERVICES, Supervised, state, supervised, wait_for
 
 import runs
 from silva.errors import LedgerError
-from silva.placement.ray import PART
 from silva.storage.ledger import audit, read
 
-ROLES = ("inference", "trainer", "orchestrator")
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
-SERVICES = ("--placement.type=services", "--placement.threads=1")
 ON_RAY = (  # whose actors share the cores, however few there are
     "--placement.type=ray", "--placement.threads=1", "--placement.trainer_needs.CPU=0.1",
     "--placement.server_needs.CPU=0.1",
 )  # fmt: skip
-RANK = "rank"  # the trainer's last one
-SILVA = (sys.executable, "-m", "silva")
-MARK = "SILVA_CHAOS_RUN"
-"""Environment variable by which all processes of a run are known, whoever is their parent by now."""
 STOPPED = 6.0  # seconds that an orchestrator stays stopped
-SECONDS_LEFT = 10.0  # after which nothing of a run that has ended may be left
 MOST_TRIES = 8
 SUPERVISORS = 3  # runs whose supervisor is killed
-LIMIT = 600.0  # seconds for one run, many times what it needs
 
 
 @dataclass(frozen=True)
@@ -92,7 +82,7 @@ class Trial:
         tries: runs that were started for it.
         fired: whether it hit.
         seconds: from the signal until the supervisor said so; None if it has nothing to say.
-        left: the commands of processes that were left SECONDS_LEFT after the end.
+        left: the commands of processes that were left when it had ended.
     """
 
     name: str
@@ -110,131 +100,6 @@ class Trial:
     def fault_and_end(self) -> dict[str, Any]:
         end = {"fired": self.fired, "left": self.left, "differences": self.differences}
         return {"trial": self.name, "fault": str(self.fault)} | end
-
-
-class Supervised:
-    """`silva rl` in processes of its own.
-
-    Attributes:
-        lines: what was written, each line with its time.
-    """
-
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str] | None = None, by: Sequence[str] = SILVA
-    ) -> None:
-        self.mark = secrets.token_hex(8)
-        self.lines: list[tuple[float, str]] = []
-        self.process = subprocess.Popen(
-            [*by, *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self.mark},
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            for line in stream:
-                self.lines.append((time.time(), line.rstrip()))
-
-    @property
-    def output(self) -> str:
-        return "\n".join(line for _, line in self.lines)
-
-    def said(self, *words: str) -> float | None:
-        """When the first line with these words was written; None if there is none."""
-        return next((at for at, line in [*self.lines] if all(word in line for word in words)), None)
-
-    def pid(self, role: str) -> int | None:
-        """Of the process that has this role now, as a child of ours, of a trainer's, or as a Ray actor."""
-        for pid in self.alive():
-            argv = _read(f"/proc/{pid}/cmdline").split(b"\0")
-            environ = dict(each.partition(b"=")[::2] for each in _read(f"/proc/{pid}/environ").split(b"\0"))
-            part, rank = environ.get(PART.encode(), b"").decode(), environ.get(b"RANK", b"0")
-            if argv[1:4] == [b"-m", b"silva", role.encode()] and _parent(pid) == self.process.pid:
-                return pid
-            if part and role == (RANK if part.removeprefix("trainer").isdecimal() else part):
-                return pid
-            if not part and role == RANK and rank != b"0":
-                return pid
-        return None
-
-    def alive(self) -> list[int]:
-        """All processes of this run, the supervisor included."""
-        mark = f"{MARK}={self.mark}".encode()
-        return [
-            int(path.name)
-            for path in Path("/proc").iterdir()
-            if path.name.isdecimal()
-            and mark in _read(path / "environ").split(b"\0")
-            and _state(int(path.name)) not in ("Z", "X", "")
-        ]
-
-    def wait(self, limit: float = LIMIT) -> int:
-        """The exit code; what was written has been read then.
-
-        Raises:
-            subprocess.TimeoutExpired: it does not end.
-        """
-        code = self.process.wait(limit)
-        self._reader.join(SECONDS_LEFT)
-        return code
-
-    def left(self) -> list[str]:
-        """The commands of what is still there SECONDS_LEFT after the end."""
-        wait_for(lambda: not self.alive(), SECONDS_LEFT)
-        return [_read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode() for pid in self.alive()]
-
-    def kill(self) -> None:
-        """Whatever there is of it."""
-        for pid in self.alive():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
-
-
-@contextmanager
-def supervised(
-    argv: Sequence[str], env: Mapping[str, str] | None = None, by: Sequence[str] = SILVA
-) -> Iterator[Supervised]:
-    """At the end of the block nothing is left of it. `by`: what runs the command."""
-    run = Supervised(argv, env, by)
-    try:
-        yield run
-    finally:
-        run.kill()
-
-
-def wait_for(condition: Callable[[], Any], seconds: float) -> bool:
-    """Whether it comes true in that time."""
-    end = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
-    return bool(found)
-
-
-def _read(path: str | Path) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # it has ended
-        return b""
-
-
-def _stat(pid: int) -> list[str]:
-    """From the state on; empty if it has ended."""
-    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].decode().split()
-
-
-def _state(pid: int) -> str:
-    return next(iter(_stat(pid)), "")
-
-
-def _parent(pid: int) -> int:
-    return int((_stat(pid) or ["", "0"])[1])
 
 
 @dataclass(frozen=True)
@@ -340,7 +205,7 @@ def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
     try:
         os.kill(pid, getattr(signal, fault.signal))
         if (fault.role, fault.signal) == ("orchestrator", "SIGSTOP"):
-            stopped = wait_for(lambda: _state(pid) == "T", 1.0)
+            stopped = wait_for(lambda: state(pid) == "T", 1.0)
             wait_for(lambda: process.process.poll() is not None, STOPPED)
             os.kill(pid, signal.SIGCONT)
             return hit if stopped else None

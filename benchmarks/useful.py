@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from chaos_services import LIMIT, RANK, ROLES, SERVICES, Supervised, supervised, wait_for
 from common import Row, parser, results, write
+from supervised_run import LIMIT, RANK, ROLES, SERVICES, Supervised, supervised, wait_for
 
 import runs
 

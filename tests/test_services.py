@@ -26,7 +26,7 @@ from silva.registries import REGISTRIES
 from silva.scratch import MEMORY
 
 import chaos_services  # isort: skip (beside runs, whose folder tests.runs has put on the path)
-from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: skip
+from supervised_run import ROLES, SERVICES, Supervised, supervised, wait_for  # isort: skip
 
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
 LIMIT = 1200.0  # seconds for one run, on a machine with ten times as much work as it can do
@@ -84,7 +84,7 @@ def test_a_run_as_services_is_the_run_in_one_process_bit_for_bit(
                 "inference.sock": 0o600,
                 "trainer.sock": 0o600,
             }
-            parts = [process.pid(role) for role in chaos_services.ROLES]
+            parts = [process.pid(role) for role in ROLES]
             assert len({*parts, process.process.pid}) == 4 and None not in parts
             assert process.wait(LIMIT) == 0, process.output
             assert process.left() == []
@@ -340,7 +340,7 @@ def test_the_benchmark_hits_every_role_with_every_signal_and_at_all_of_its_crash
     ]
     kinds = Counter((t.fault.role, t.fault.signal, bool(t.fault.point)) for t in trials)
     assert kinds == {
-        **{(role, name, False): 8 for role in chaos_services.ROLES for name in ("SIGKILL", "SIGSTOP")},
+        **{(role, name, False): 8 for role in ROLES for name in ("SIGKILL", "SIGSTOP")},
         ("trainer", "SIGKILL", True): 8,
         ("orchestrator", "SIGKILL", True): 8,
         ("supervisor", "SIGKILL", False): chaos_services.SUPERVISORS,

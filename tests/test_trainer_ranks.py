@@ -22,7 +22,7 @@ from silva.trainer.remote import Open, RemoteTrainer, plain_config
 from silva.types import LossSpec, OptimParams, Sample
 from silva.wire.transport import Peer
 
-from chaos_services import SERVICES, Supervised, supervised, wait_for  # isort: skip (on the path by tests.runs)
+from supervised_run import SERVICES, Supervised, supervised, wait_for  # isort: skip (on the path by tests.runs)
 
 LIMIT = 1200.0  # seconds, on a machine with ten times as much work as it can do
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1", *SERVICES)

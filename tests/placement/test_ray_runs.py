@@ -19,7 +19,7 @@ from tests.runs import Server, differences, end_state, write_config
 
 from silva.placement.ray import PART
 
-from chaos_services import supervised, wait_for  # isort: skip (beside runs, whose folder tests.runs has put on the path)
+from supervised_run import supervised, wait_for  # isort: skip (beside runs, whose folder tests.runs has put on the path)
 
 LIMIT = 600.0  # seconds for one run, on a machine with ten times as much work as it can do
 SOON = 10.0  # seconds after which nothing of a run may be left
