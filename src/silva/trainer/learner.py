@@ -215,9 +215,9 @@ class Learner:
         return metrics | {"imbalance": imbalance(dealt)} if len(dealt) > 1 else metrics
 
     def _micro_batches(self, update: Update, works: Sequence[RankWork], critic: Critic | None) -> None:
-        if isinstance(self.loaded.division, Pipeline):
+        if isinstance(pipeline := self.loaded.division, Pipeline):
             with training_mode(self.loaded.model):
-                self._by_stages(update, [work.rows for work in works])
+                self._by_stages(pipeline, update, [work.rows for work in works])
             crash_point("backward")
             return
         for work in works:
@@ -241,10 +241,8 @@ class Learner:
             # Also where it is not finite: the gradients say which parameter it reaches.
             update.loss(found, part).backward()
 
-    def _by_stages(self, update: Update, parts: list[list[int]]) -> None:
+    def _by_stages(self, pipeline: Pipeline, update: Update, parts: list[list[int]]) -> None:
         """The same for all micro-batches, as a pipeline orders them."""
-        pipeline = self.loaded.division
-        assert isinstance(pipeline, Pipeline)
         parts = pipeline.filled_up(parts, [])
         with explained_memory(self.settings, f"training {len(parts)} micro-batches"):
             batches = [self._pack(update.rows(part)) for part in parts]
@@ -266,8 +264,8 @@ class Learner:
             return
 
         def backward(parts: list[list[int]]) -> None:
-            if isinstance(self.loaded.division, Pipeline):
-                self._by_stages(update, parts)
+            if isinstance(pipeline := self.loaded.division, Pipeline):
+                self._by_stages(pipeline, update, parts)
                 return
             for part in parts:
                 with explained_memory(self.settings, "checking the trie"):
