@@ -32,7 +32,7 @@ from silva.models.snapshots import BASE, base_of, load_weights, weight_folder
 from silva.models.weight_files import INDEX
 from silva.trainer import streamed
 from silva.trainer.learner import Learner
-from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.settings import LocalTrainerSettings, Parallel
 from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.transfer import WeightFolders
@@ -76,6 +76,17 @@ def same(ours: Any, alone: Any) -> None:
     for name, expected in alone.items():
         found = whole_of(ours[name].detach()) if name in ours else expected
         assert found.dtype == expected.dtype and torch.equal(found, expected), name
+
+
+@divided
+def test_ranks_that_meet_again_take_no_more_threads() -> None:
+    """As a trainer does with each run that opens it; the threads of a group stay."""
+
+    def threads() -> int:
+        mesh_of(Parallel(cp=2), "cpu")
+        return len([*Path("/proc/self/task").iterdir()])
+
+    assert threads() == threads()
 
 
 @divided

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime
+import functools
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -62,7 +63,12 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 def mesh_of(parallel: Parallel, device: str) -> Mesh:
     """Of this process and all that it has joined; it is called on each of them."""
-    return Ranks(parallel, device) if dist.is_initialized() else Mesh()
+    return _made(parallel, device) if dist.is_initialized() else Mesh()
+
+
+@functools.cache  # a process group keeps its threads, sockets and communicators until the process ends
+def _made(parallel: Parallel, device: str) -> Mesh:
+    return Ranks(parallel, device)
 
 
 def check(model: PreTrainedModel, parallel: Parallel, ranks: int) -> None:
