@@ -4,6 +4,7 @@ divide one, and their models and rows.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from silva.config.sections import PretrainedModel
 from silva.models import attention
-from silva.models.loading import LoadedModel, load_model
+from silva.models.loading import LoadedModel, _keep_float64_norms, load_model
 from silva.models.tiny import tiny_tokenizer
 from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
@@ -35,8 +36,19 @@ from silva.trainer.sharding.ranks import mesh_of
 from silva.types import LossSpec, OptimParams, Sample
 
 LOSS = LossSpec("clipped", {"kl_coef": 0.1})
-PARAMS = OptimParams(lr=1e-3)
+PARAMS = OptimParams(lr=1e-2, eps=1e-2)
+"""`eps` is as large as gradients: with a smaller one AdamW's first step is nearly the sign of a gradient, and
+roundings decide the sign of one that is nearly zero."""
+ROUNDINGS = 2 * 2 * (2 + 7 + 1 + 1 + 1 + 2)
+"""That a gradient goes through one after another: forward and back in two layers, each of two norms, seven
+products, rotation, attention, gate and two sums."""
+TOLERANCES = {"float64": 1e-12, "float32": 1e-6, "bfloat16": math.sqrt(2 * ROUNDINGS) * 2**-8}
+"""How far ranks may be from one rank, relative to the largest number of a kind (weights, gradients, scores);
+for metrics, which are means of numbers around 1, to 1.
 
+Not relative to each number or tensor: what is left of a sum that cancels is off by the roundings of what was
+added up. In bfloat16 a rounding is off by up to 2^-8, and those of two computations add up as a random walk.
+"""
 
 STAGES = PARALLEL.pp > 1
 """Which neither have a critic nor walk."""
@@ -89,9 +101,16 @@ class Ranks:
         return first
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights, which are the same on all ranks."""
-        first, *others = ({n: whole(p).clone() for n, p in each.loaded.model.named_parameters()}
-                          for each in self.learners)  # fmt: skip
+        return self._whole([dict(each.loaded.model.named_parameters()) for each in self.learners])
+
+    def learnt(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What `learnt` says of a learner."""
+        found = [learnt(each) for each in self.learners]
+        return {kind: self._whole([each[kind] for each in found]) for kind in found[0]}
+
+    def _whole(self, tensors: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Of each learner, by name: those of all ranks, which are the same on each."""
+        first, *others = ({name: whole(tensor).clone() for name, tensor in each.items()} for each in tensors)
         for other in others:
             torch.testing.assert_close(other, first, rtol=0, atol=0)
         if not STAGES:
@@ -99,6 +118,35 @@ class Ranks:
         named = {name: tensor.detach().numpy() for name, tensor in first.items()}
         stages = self.learners[0].mesh.gather(named, Mapping[str, np.ndarray])
         return {name: torch.from_numpy(array) for stage in stages for name, array in stage.items()}
+
+
+def learnt(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
+    """Masters, and AdamW's first moments (sums of clipped gradients), by kind and name; of a critic too."""
+    found = {}
+    for of in (learner, learner.critic) if learner.critic else (learner,):
+        masters, states = of.stepper.masters, of.stepper.optimizer.state
+        found[f"masters of {type(of).__name__}"] = masters
+        found[f"moments of {type(of).__name__}"] = {
+            name: states[master]["exp_avg"] if states.get(master) else torch.zeros_like(master)
+            for name, master in masters.items()
+        }
+    return found
+
+
+def learn_alike(ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = "float64") -> None:
+    """Metrics, gradients and weights of an update are those of one rank, up to rounding."""
+    most, expected = TOLERANCES[dtype], alone.update(rows)
+    assert ours.update(rows) == pytest.approx(expected, rel=most, abs=most)
+    assert expected["grad_norm"] > 0
+    found = ours.learnt()
+    for kind, wanted in alone.learnt().items():
+        close(found[kind], wanted, dtype)
+
+
+def close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], dtype: str) -> None:
+    """With NaN at the same places."""
+    largest = max(float(tensor.nan_to_num().abs().max()) for tensor in expected.values())
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCES[dtype] * largest, equal_nan=True)
 
 
 def whole(parameter: torch.Tensor) -> torch.Tensor:
@@ -124,7 +172,7 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 
         def make(
             ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = KIND,
-            model: Callable[[], LoadedModel] | None = None, **keys: Any,
+            dtype: str = "float64", model: Callable[[], LoadedModel] | None = None, **keys: Any,
         ) -> Ranks:  # fmt: skip
             threads = stack.enter_context(ThreadPoolExecutor(ranks))
             budget, critic = (max(budget, 40), False) if STAGES else (budget, critic)
@@ -132,7 +180,7 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
             said: list[list[str]] = [[] for _ in range(ranks)]
             learners = [
                 Learner(
-                    model() if model else model_of(kind, tiny, seed),
+                    model() if model else model_of(kind, tiny, seed, dtype),
                     settings,
                     seed=0,
                     reference=True,
@@ -149,19 +197,21 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
         yield make
 
 
-def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedModel:
-    loaded = tiny("float64", seed=seed, lora=kind == "lora")
+def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str) -> LoadedModel:
+    loaded = tiny(dtype, seed=seed, lora=kind == "lora")
     grow(loaded)
     if kind == "experts":
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             config = moe.config("qwen3_moe", experts=6, num_hidden_layers=4 if INTERLEAVED else 2)
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+        if dtype == "float64":
+            _keep_float64_norms(model)
         model.set_experts_implementation("eager")  # the others have no float64
         for module in model.modules():
             if isinstance(module, Qwen3MoeTopKRouter):
                 module.__class__ = WideRouter
-        return replace(loaded, model=model.double().eval())
+        return replace(loaded, model=model.to(loaded.dtype).eval())
     if kind == "qwen3":
         with tempfile.TemporaryDirectory() as folder:
             config = Qwen3Config(**SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2})
@@ -170,7 +220,7 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int) -> LoadedMo
             save_file(model.state_dict(), f"{folder}/model.safetensors", metadata={"format": "pt"})
             Path(folder, "config.json").write_text(model.config.to_json_string())
             tiny_tokenizer().save_pretrained(folder)
-            settings = PretrainedModel(name=folder).model_copy(update={"dtype": "float64"})
+            settings = PretrainedModel(name=folder).model_copy(update={"dtype": dtype})
             return load_model(settings, seed=seed)
     if kind == "untied":
         head: Any = loaded.model.lm_head
