@@ -65,7 +65,7 @@ class Head:
         if not bool((temperatures == 1).all()):
             logits_NV = logits_NV / temperatures[:, None]
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-        logprobs = logprobs_NV.gather(-1, targets.reshape(len(targets), -1)).view(targets.shape)
+        logprobs = logprobs_NV.gather(-1, targets[..., None].flatten(1)).view(targets.shape)
         if self.entropy_grad and torch.is_grad_enabled():
             return logprobs, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
         with torch.no_grad():
