@@ -12,7 +12,7 @@ import torch
 from silva.algorithms.summed import SUMMED
 from silva.commands.checks import check
 from silva.config.load import load
-from silva.errors import CapabilityError, CheckpointError, ConfigError
+from silva.errors import CapabilityError, CheckpointError, ConfigError, EngineError
 from silva.registries import REGISTRIES
 from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs, trained
@@ -141,3 +141,13 @@ def test_without_a_key_the_variable_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     with pytest.raises(ConfigError, match=r"engine.key_variable: TINKER_API_KEY is not set"):
         _ = config(tmp_path).engine.key
+
+
+def test_nobody_at_the_address_is_told_at_once(monkeypatch):
+    pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
+    from silva.wire import tinker
+
+    monkeypatch.setattr(tinker, "PATIENCE", 0.1)
+    monkeypatch.setattr(tinker.time, "sleep", lambda seconds: None)
+    with pytest.raises(EngineError, match=r"engine.url: got no answer from http://127.0.0.1:9 .*refused"):
+        tinker.service("http://127.0.0.1:9", "tml-me")

@@ -81,7 +81,8 @@ class TinkerTrainer:
 
     async def connect(self) -> None:
         """Reach the service; a run is made there by the first call that needs one, unless one is loaded."""
-        self._service = self._service or service(self._settings.url, self._settings.key)
+        if self._service is None:
+            self._service = await asyncio.to_thread(service, self._settings.url, self._settings.key)
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
         """As `Learner.score`: of the current policy, and of the base model as the reference."""

@@ -11,35 +11,60 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from silva.errors import CapabilityError, ConfigError, PartLost, one_line
+from silva.errors import CapabilityError, ConfigError, EngineError, PartLost, one_line
+from silva.ports import CLOCK
 from silva.wire.transport import Refused
 
 if TYPE_CHECKING:
     from tinker import ServiceClient
 
+PATIENCE = 10.0  # seconds
 REFUSED = (400, 404, 413, 422)
 
 
 def service(url: str, key: str) -> ServiceClient:
-    """A client; nothing is asked yet.
+    """A client of a service that answers. It blocks, and the SDK alone would for minutes if nobody answers.
 
     Args:
         url: "" is TINKER_BASE_URL, or else the service of Thinking Machines.
 
     Raises:
         CapabilityError: the SDK is not installed.
+        EngineError: nobody answers at the address.
     """
     if importlib.util.find_spec("tinker") is None:
         raise CapabilityError("type = \"tinker\" needs the package tinker: pip install 'silva[tinker]'")
     os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK to its makers; read when it is imported
     import tinker
 
+    if address := url or os.environ.get("TINKER_BASE_URL", ""):
+        _wait_for(address)
     with faults("reach the service"):
         return tinker.ServiceClient(base_url=url or None, api_key=key)
+
+
+def _wait_for(address: str) -> None:
+    end = CLOCK.monotonic() + PATIENCE
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address.rstrip('/')}/api/v1/healthz", timeout=PATIENCE):
+                return
+        except urllib.error.HTTPError:  # an answer
+            return
+        except (OSError, ValueError) as error:
+            if CLOCK.monotonic() > end or isinstance(error, ValueError):
+                raise EngineError(
+                    f"engine.url: got no answer from {address} ({one_line(str(error), 200)}), expected a "
+                    "Tinker service"
+                ) from error
+            time.sleep(1)
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class TinkerEngine:
             return
         import tinker
 
-        self._service = service(self._settings.url, self._settings.key)
+        self._service = await asyncio.to_thread(service, self._settings.url, self._settings.key)
         with faults("say which models it has"):
             rest = tinker.RestClient(base_url=self._settings.url or None, api_key=self._settings.key)
             found = await rest.get_server_capabilities()
