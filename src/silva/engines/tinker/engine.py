@@ -155,10 +155,11 @@ class TinkerEngine:
                 f"got the stop strings {list(params.stop)} beside tokens that end a turn: the service takes "
                 "one of the two; expected rollout.sampling.stop = [], and calls that are no plain tags"
             )
+        stop: Sequence[Any] = params.stop or params.stop_token_ids
         return tinker.SamplingParams(
             max_tokens=min(room, params.max_tokens),
             seed=params.seed % SEEDS,
-            stop=list(params.stop) or list(params.stop_token_ids) or None,
+            stop=[*stop] or None,
             temperature=params.temperature,
             top_k=params.top_k or -1,
             top_p=params.top_p,
