@@ -44,7 +44,12 @@ def test_a_name_that_silva_has_is_no_foreign_one():
     assert {"lr", "group_size"}.isdisjoint(set(NEAREST) - own)
 
 
-@pytest.mark.parametrize(("command", "meant"), [("train", "rl"), ("serve", "inference"), ("evl", "eval")])
+@pytest.mark.parametrize(("command", "meant"), [("train", "rl"), ("evl", "eval")])
 def test_a_command_of_another_name_is_answered(capsys, command, meant):
     assert main([command, "@", "a.toml"]) == 2
     assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_who_serves_as_with_vllm_is_told_the_command(capsys):
+    assert main(["serve", "Qwen/Qwen3-0.6B"]) == 2
+    assert "expected tinker; silva inference serves OpenAI's clients" in capsys.readouterr().err

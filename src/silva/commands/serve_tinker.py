@@ -24,7 +24,9 @@ EXTRA = 'pip install "silva[services]"'
 
 def run(given: Given) -> int:
     if given.first("service; expected tinker") != "tinker":
-        raise ConfigError(f"silva serve: got {given.rest[0]!r}, expected tinker")
+        raise ConfigError(
+            f"silva serve: got {given.rest[0]!r}, expected tinker; silva inference serves OpenAI's clients"
+        )
     model = [f"--model.name={given.options['--model']}"] if "--model" in given else []
     env = {"SILVA_ENVIRONMENTS": '[{"type": "bandit"}]', **os.environ}
     config = given.resolve([*given.rest[1:], *model], env).config
