@@ -86,7 +86,8 @@ def _completion(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def _scores(draw: st.DrawFn) -> dict[str, Any]:
     n = draw(st.integers(0, 4))
-    return draw(_aligned("likeliest", int, n)) | draw(_aligned("logprobs likeliest_logprobs", float, n))
+    given = draw(_aligned("likeliest", int, n)) | draw(_aligned("logprobs likeliest_logprobs", float, n))
+    return given | draw(st.just({"top": ()}) | _aligned("top", tuple[tuple[int, float], ...], n))
 
 
 @st.composite

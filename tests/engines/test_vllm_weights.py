@@ -36,7 +36,7 @@ from silva.wire.transport import Peer
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 LORA = Lora(rank=4)
-LONG = 200  # tokens: such a request is in flight when weights come
+LONG = 200  # tokens of six layers: such a request is in flight when weights come
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=262, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=262, hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=2,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=256, pad_token_id=0, bos_token_id=None,
         eos_token_id=257, initializer_range=0.2, tie_word_embeddings=False,
     )  # fmt: skip
@@ -74,13 +74,17 @@ async def in_flight(
     engine: HttpEngine, trainer: LocalTrainer, loaded: LoadedModel, by: float
 ) -> list[Completion]:
     """Requests over which a version is published and loaded."""
-    asked = [engine.sample(PROMPT, SamplingParams(LONG, seed=seed)) for seed in range(4)]
-    running = [asyncio.ensure_future(each) for each in asked]
-    start = await tokens_generated(engine.reached()["servers"][0].address)
-    while await tokens_generated(engine.reached()["servers"][0].address) < start + 16:
-        pass
-    move(loaded, by)
+    for first in range(0, 20, 4):  # until none draws the end of its text at once
+        asked = [engine.sample(PROMPT, SamplingParams(LONG, seed=first + n)) for n in range(4)]
+        running = [asyncio.ensure_future(each) for each in asked]
+        start = await tokens_generated(engine.reached()["servers"][0].address)
+        while await tokens_generated(engine.reached()["servers"][0].address) < start + 16:
+            pass
+        if not any(each.done() for each in running):
+            break
+        await asyncio.gather(*running)
     assert not any(each.done() for each in running)
+    move(loaded, by)
     await engine.load(await trainer.publish())
     return await asyncio.gather(*running)
 

@@ -27,7 +27,7 @@ from silva.orchestrator.phases import Phases
 from silva.orchestrator.state import restore
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
-from silva.protocols import Work
+from silva.protocols import TrainerCapabilities, Work
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger, audit, history, read
@@ -55,6 +55,8 @@ class Engine:
 
 class Trainer:
     """Three seconds an update; `trained`: by step, the versions its rows were sampled with."""
+
+    capabilities = TrainerCapabilities()
 
     def __init__(self, version: int = 0) -> None:
         self.version, self.trained = version, []
