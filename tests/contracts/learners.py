@@ -133,7 +133,7 @@ def learnt(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-def learn_alike(ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = "float64") -> None:
+def assert_alike(ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = "float64") -> None:
     """Metrics, gradients and weights of an update are those of one rank, up to rounding."""
     most, expected = TOLERANCES[dtype], alone.update(rows)
     assert ours.update(rows) == pytest.approx(expected, rel=most, abs=most)

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tests import moe
-from tests.contracts.learners import LOSS, PARAMS, STAGES, Make, close, grow, learn_alike
+from tests.contracts.learners import LOSS, PARAMS, STAGES, Make, assert_alike, close, grow
 from tests.contracts.rank import PARALLEL, WORLD, starts_ranks
 from tests.forked_ranks import Starter
 from tests.trainer.vllm_double import GlooGroup, Vllm, serving
@@ -49,14 +49,14 @@ def test_an_update_is_that_of_one_rank(
     """Also where a trie is walked chunk by chunk, and where there are fewer rows than ranks."""
     keys: Any = {"critic": critic, "dtype": dtype}
     ours, alone = make(ranks, budget=budget, **keys), make(1, budget=10_000, **keys)
-    learn_alike(ours, alone, rows, dtype)
-    learn_alike(ours, alone, rows[:1], dtype)
+    assert_alike(ours, alone, rows, dtype)
+    assert_alike(ours, alone, rows[:1], dtype)
 
 
 def test_an_update_in_bfloat16_is_that_of_one_rank(make: Make, rows: list[Sample], ranks: int) -> None:
     """Of a model whose masters are float32."""
     ours, alone = make(ranks, dtype="bfloat16"), make(1, dtype="bfloat16")
-    learn_alike(ours, alone, rows, "bfloat16")
+    assert_alike(ours, alone, rows, "bfloat16")
 
 
 @pytest.mark.parametrize("kind", ["lora", "untied", "qwen3"])
@@ -65,7 +65,7 @@ def test_an_update_of_other_models_is_that_of_one_rank(
     make: Make, rows: list[Sample], ranks: int, kind: str, checkpointing: bool
 ) -> None:
     keys: Any = {"kind": kind, "gradient_checkpointing": checkpointing}
-    learn_alike(make(ranks, budget=15, **keys), make(1, budget=10_000, **keys), rows)
+    assert_alike(make(ranks, budget=15, **keys), make(1, budget=10_000, **keys), rows)
 
 
 ADAPTED = Lora(rank=2, alpha=6.0, targets=("gate_up_proj", "down_proj"))
@@ -102,7 +102,7 @@ def test_an_update_with_replayed_experts_is_that_of_one_rank(
 
     keys: Any = {"model": model, "replay_routing": True, "self_check": False}
     ours, alone = make(ranks, budget=15, gradient_checkpointing=again, **keys), make(1, budget=10_000, **keys)
-    learn_alike(ours, alone, rows)
+    assert_alike(ours, alone, rows)
 
 
 def test_what_restarts_is_as_one_rank_that_does(make: Make, rows: list[Sample], ranks: int) -> None:
@@ -110,7 +110,7 @@ def test_what_restarts_is_as_one_rank_that_does(make: Make, rows: list[Sample], 
     for learners in (ours, alone):
         learners.update(rows)
         learners.all(lambda learner: learner.restart())
-    learn_alike(ours, alone, rows)
+    assert_alike(ours, alone, rows)
 
 
 @pytest.mark.parametrize("dtype", WIDE)
@@ -200,7 +200,7 @@ def test_what_was_saved_goes_on_bit_for_bit(
     for each in (again, alone):
         each.all(lambda learner: learner.load(folder / "written"))
         torch.testing.assert_close(each.weights(), ours.weights(), rtol=0, atol=0)
-    learn_alike(ours, alone, rows, dtype)
+    assert_alike(ours, alone, rows, dtype)
     again.update(rows)
     torch.testing.assert_close(again.learnt(), ours.learnt(), rtol=0, atol=0)
 

@@ -63,8 +63,10 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
         from silva.placement.ray import Actors, cluster
 
         values = {**config.model_dump(mode="json"), "output_dir": str(Path(config.output_dir).absolute())}
+        needs = placement.needs(config.ranks, config.workers).values()
+        cpus = sum(each.get("CPU", 0.0) for each in needs)
         with (
-            cluster(placement, told["say"]) as address,
+            cluster(placement, told["say"], cpus) as address,
             Actors(placement, "silva.commands.serve:carried", values, once=_crash, **told) as actors,
         ):
             given = {"cluster": address, "namespace": actors.namespace, "room": actors.room}

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -56,10 +57,13 @@ def join(address: str) -> None:
 
 
 @contextlib.contextmanager
-def cluster(settings: RayPlacementSettings, say: Say) -> Iterator[str]:
+def cluster(settings: RayPlacementSettings, say: Say, cpus: float = 0.0) -> Iterator[str]:
     """The address of the cluster, which this process belongs to until the end of the block.
 
     Call it on the main thread: a new cluster dies with the thread that started it.
+
+    Args:
+        cpus: a new one has so many at least: its parts share this machine's, as those of services do.
 
     Raises:
         CapabilityError: Ray is not installed.
@@ -82,6 +86,7 @@ def cluster(settings: RayPlacementSettings, say: Say) -> Iterator[str]:
             _make_token(folder / "token")
             os.environ[LOOPBACK] = "0"
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE,
+                        "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
                         "_temp_dir": str(folder / "r"), "_system_config": NO_IDLE_WORKERS}  # fmt: skip
         import ray
 

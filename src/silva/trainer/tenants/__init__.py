@@ -15,7 +15,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Datum:
-    """A sequence and what is to be predicted at each of its n places."""
+    """A sequence of n tokens, and the token that the model is to predict after each of them."""
 
     tokens: np.ndarray  # [n] int64: what the model reads
     targets: np.ndarray  # [n] or [n, k] int64: of place i, after the tokens up to i

@@ -38,7 +38,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class LoraShape:
-    """What a run is, but for its numbers."""
+    """The rank and the layers of a run's adapters."""
 
     rank: int
     alpha: float
