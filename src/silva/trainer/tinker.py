@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -234,9 +235,9 @@ class TinkerTrainer:
         return self._client
 
     async def _saved(self) -> str:
-        client, name = await self._training(), f"{self._run}-v{self.version}-{secrets.token_hex(3)}"
+        client, run = await self._training(), re.sub(r"[^A-Za-z0-9_]+", "-", self._run)[:80].strip("-")
         with faults("save"):
-            found = await client.save_state(name)
+            found = await client.save_state(f"{run or 'run'}-v{self.version}-{secrets.token_hex(3)}")
         return str(found.path)
 
     async def _references(self, samples: Sequence[Sample]) -> tuple[np.ndarray, ...]:

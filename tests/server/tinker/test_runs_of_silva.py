@@ -130,7 +130,7 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
     params, prompt = SamplingParams(max_tokens=6, seed=5), list(range(40, 60))
 
     def trainer() -> TinkerTrainer:
-        return TinkerTrainer(TinkerEngineSettings(url=address), adapter, "run")
+        return TinkerTrainer(TinkerEngineSettings(url=address), adapter, "a run/of: mine")
 
     async def update(trainer: TinkerTrainer, seed: int) -> None:
         await trainer.forward_backward(rows(seed), LOSSES[0])
@@ -166,6 +166,11 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
         await engine.load(await second.publish())
         again = await engine.score([*prompt, *before.tokens], len(prompt))
         assert again.logprobs == expected.logprobs
+        await second.export(tmp_path / "exported")
+        path = json.loads((tmp_path / "exported/tinker.json").read_text())["path"]
+        later = TinkerEngine(TinkerEngineSettings(url=address, weights=path), "tiny")
+        await later.connect()
+        assert (await later.score([*prompt, *before.tokens], len(prompt))).logprobs == expected.logprobs
         await first.close()
         await second.close()
 

@@ -180,10 +180,13 @@ class TinkerEngine:
         return found
 
     async def _current(self) -> SamplingClient:
-        """The sampler of the version that was loaded last; of the base model before."""
+        """The sampler of the version that was loaded last; of what the settings name before."""
         if self._sampler is None:
             assert self._service is not None  # after `connect`
-            self._sampler = await self._service.create_sampling_client(base_model=self._model)
+            weights = self._settings.weights or None
+            self._sampler = await self._service.create_sampling_client(
+                weights, base_model=None if weights else self._model
+            )
         return self._sampler
 
 

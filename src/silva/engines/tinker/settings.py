@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from silva.config.parts import EngineSettings, TinkerService
 from silva.config.sections import Natural
@@ -18,6 +20,9 @@ class TinkerEngineSettings(TinkerService, EngineSettings):
     remote: ClassVar[bool] = True
 
     type: Literal["tinker"] = "tinker"
+    weights: Annotated[str, Field(pattern=r"^(tinker://.+)?$")] = ""
+    """What to sample from until a trainer publishes, such as tinker://RUN/sampler_weights/NAME; "" is the
+    model as it is."""
     context: Natural = 0
     """Tokens of prompt and answer together; 0 takes what the service says of the model."""
 
