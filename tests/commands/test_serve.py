@@ -76,6 +76,12 @@ def tinker(tmp_path, monkeypatch):
     return found
 
 
+def test_a_state_that_is_no_folder_is_told(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["serve", "tinker", "--model.type", "tiny", "--state", str(tmp_path / "file")]) == 2
+    assert "--state: " in capsys.readouterr().err
+
+
 def test_a_base_model_is_served_to_tinker_by_its_name_alone(tinker):
     Path("infer.toml").write_text('model = {name = "a", dtype = "bfloat16"}')
     assert main(["serve", "tinker", "--model", "b", "--port", "80", "--state", "here"]) == 0

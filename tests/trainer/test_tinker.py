@@ -143,6 +143,14 @@ def test_without_a_key_the_variable_is_named(tmp_path, monkeypatch):
         _ = config(tmp_path).engine.key
 
 
+def test_a_key_that_the_sdk_would_not_send_is_told_at_once():
+    pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
+    from silva.wire import tinker
+
+    with pytest.raises(ConfigError, match=r"engine.key_variable: got a key of another form"):
+        tinker.service("", "foo")
+
+
 def test_nobody_at_the_address_is_told_at_once(monkeypatch):
     pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
     from silva.wire import tinker

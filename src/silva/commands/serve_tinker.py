@@ -61,7 +61,10 @@ def _server(config: RunConfig, state: Path, stack: ExitStack) -> Any:
 
     if config.model.lora is not None:
         raise ConfigError("model.lora: a Tinker service gives every run its own adapters; leave it out")
-    state.mkdir(parents=True, exist_ok=True)
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--state: {error}; expected a folder, or a place for one") from error
     parts = Assembly(config)
     stack.callback(parts.close, wait=False)
     engine: Any = parts.engine  # before adapters are installed: it has modules of its own

@@ -37,6 +37,7 @@ def service(url: str, key: str) -> ServiceClient:
 
     Raises:
         CapabilityError: the SDK is not installed.
+        ConfigError: the SDK would not send the key.
         EngineError: nobody answers at the address.
     """
     if importlib.util.find_spec("tinker") is None:
@@ -44,6 +45,8 @@ def service(url: str, key: str) -> ServiceClient:
     os.environ.setdefault("TINKER_TELEMETRY", "0")  # of the SDK to its makers; read when it is imported
     import tinker
 
+    if key and not key.startswith(("tml-", "eyJ")):
+        raise ConfigError("engine.key_variable: got a key of another form, expected one such as tml-2f7a")
     if address := url or os.environ.get("TINKER_BASE_URL", ""):
         _wait_for(address)
     with faults("reach the service"):

@@ -139,6 +139,7 @@ MORE = {**SPARSE, "crow_indices": np.array([0, 2, 1]).tobytes()}
         ({"weights": {"shape": [3]}}, "got 2 values in the shape"),
         ({"weights": {"shape": [-1, -2]}}, "got 2 values in the shape"),
         ({"weights": {"shape": [1 << 62, 1 << 62]}}, "got 2 values in the shape"),
+        ({"weights": {"dense": b"", "shape": [0, 1 << 62]}}, "got 0 values in the shape"),
         ({"weights": {"dense": np.array([1, np.nan], np.float32).tobytes()}}, "weights: got a value"),
         ({"weights": {"dense": np.array([1, np.inf], np.float32).tobytes()}}, "not finite"),
         ({"target_tokens": {"dtype": 1, "dense": np.ones(2, np.float32).tobytes()}}, "expected int64"),

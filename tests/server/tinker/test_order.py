@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from tests.server.running import until
 from tests.server.tinker.client import Client
 from tests.server.tinker.conftest import Service
 
-from silva.errors import ConfigError
+from silva.errors import CheckpointError, ConfigError
 from silva.server.tinker import checkpoints, futures, messages, training
 from silva.server.tinker.sampling import OwnerTurns
 from silva.server.tinker.tables import Tables
@@ -100,6 +102,38 @@ async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Ser
             assert found["category"] == "user" and words in found["error"]
         assert await client.result(await client.passed(model, 8)) == {"loss:sum": 2.0}
         assert not service.lines
+
+
+async def test_a_full_disk_loses_no_step_and_makes_none_twice(service: Service, monkeypatch):
+    monkeypatch.setattr(training, "KEEP_EVERY", 2)
+
+    def full(run, folder, *, optimizer=True):
+        raise CheckpointError("cannot be written") from SafetensorError("no space left on device")
+
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        saved = await client.result(await client.post("/save_weights", model_id=model, seq_id=1, path="old"))
+        save = service.runs.save
+        monkeypatch.setattr(service.runs, "save", full)
+        await client.result(await client.passed(model, 2, 2.0))
+        assert (await client.result(await client.step(model, 3)))["metrics"] == {"gradient:mean": 2.0}
+        assert (
+            "optim_step 3" in service.lines[0] and "not kept on disk: cannot be written" in service.lines[0]
+        )
+        body = {"model_id": model, "path": saved["path"], "optimizer": True}
+        found = await client.result(await client.post("/load_weights", seq_id=4, **body))
+        assert found["category"] == "server" and "load_weights 4" in service.lines[1]
+        await client.result(await client.passed(model, 5, 4.0))
+        await client.result(await client.step(model, 6))
+        assert service.runs.weights[model] == 0.9 * 2.0 + 4.0
+        monkeypatch.setattr(service.runs, "save", save)
+        await client.result(await client.step(model, 7))
+        weight = service.runs.weights[model]
+    async with service.asked() as http:
+        client.http = http
+        await client.result(await client.passed(model, 8, 0.0))
+        assert service.runs.weights[model] == weight
 
 
 async def test_a_bug_fails_its_request_and_the_model_is_made_again(service: Service, monkeypatch):
@@ -265,6 +299,31 @@ async def test_one_folder_has_one_server(service: Service):
     async with service.asked():
         with pytest.raises(ConfigError, match="no other server"):
             Tables(service.state / "tinker.sqlite")
+
+
+def test_a_damaged_file_is_told(tmp_path):
+    path, whole = tmp_path / "tinker.sqlite", tmp_path / "whole.sqlite"
+    Tables(whole)._db.close()
+    content = whole.read_bytes()
+    for damaged in (b"\x5a" * 5000, content[:4096] + b"\x5a" * (len(content) - 4096), content[:5000]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="damaged"):
+            Tables(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="can be written"):
+        Tables(path)
+
+
+async def test_an_error_of_the_disk_is_not_hidden_by_its_rollback(tmp_path):
+    def full(db):
+        db.execute("ROLLBACK")  # as SQLite does itself
+        raise sqlite3.OperationalError("database or disk is full")
+
+    tables = Tables(tmp_path / "tinker.sqlite")
+    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+        await tables.do(full)
+    await tables.close()
 
 
 async def test_what_only_an_ended_session_used_is_removed(service: Service, monkeypatch):

@@ -41,6 +41,8 @@ def test_a_run_goes_on_bit_for_bit(tmp_path: Path, pending: bool) -> None:
     if pending:
         learner.passes([A.ask(2)])
     learner.save("a", tmp_path)
+    targets = json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"]
+    assert targets == sorted(targets)  # the same bytes in every process
     again = tenants()
     again.create("a", **CLIENT)
     passed(again.passes([Pass("a", data(50), "ppo", {}, True)]))  # all of it is replaced

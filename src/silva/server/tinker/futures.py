@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from safetensors import SafetensorError
+
 from silva.errors import SilvaError
 from silva.ports import CLOCK
 from silva.server.tinker.tables import Row, Tables
@@ -25,6 +27,7 @@ from silva.wire.guard import HttpError, fault_of
 
 LONGEST = 20.0  # seconds of one poll; the SDK gives up after 45
 KEPT = 3600.0  # seconds that a result can be fetched
+OF_DISK = (OSError, SafetensorError)  # causes that are no client's fault
 AHEAD = 4096  # requests of one line that may wait
 
 Change = Callable[[sqlite3.Connection], object]
@@ -52,7 +55,7 @@ class FutureResult:
 def failure(error: Exception) -> FutureResult:
     """What a client is told of a request that could not be done."""
     fault = fault_of(error)
-    user = isinstance(error, SilvaError) and not isinstance(error.__cause__, OSError)
+    user = isinstance(error, SilvaError) and not isinstance(error.__cause__, OF_DISK)
     return FutureResult({"error": fault.message, "category": "user" if user else "server"}, undone=True)
 
 

@@ -7,6 +7,7 @@ own: a process may import both. Fields that are not described here are kept as u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -153,7 +154,8 @@ def _tensor(tensor: Any, where: str) -> np.ndarray:
         return _dense(tensor.sparse_csr, values, shape, where)
     if not shape:
         return values
-    if len(shape) > 2 or min(shape) < 0 or int(np.prod(shape, dtype=object)) != len(values):
+    fits = len(shape) <= 2 and min(shape) >= 0 and max(shape) <= max(len(values), 1)
+    if not fits or math.prod(shape) != len(values):
         raise HttpError(400, f"{where}: got {len(values)} values in the shape {list(shape)}")
     return values.reshape(shape)
 

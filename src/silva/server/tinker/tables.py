@@ -55,11 +55,14 @@ class Tables:
         path: of the file; made if it is missing.
 
     Raises:
-        ConfigError: another process has it open, or it is of another version.
+        ConfigError: another process has it open, or it is of another version, damaged, or cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.1)
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.1)
+        except sqlite3.Error as error:
+            raise ConfigError(f"{path}: {error}; expected a file that can be written") from error
         self._db.row_factory = sqlite3.Row
         try:
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -69,6 +72,8 @@ class Tables:
             version = self._db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
                 raise ConfigError(f"{path}: got version {version} of the tables, expected {VERSION}")
+            if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(found)
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {VERSION}")
@@ -76,6 +81,9 @@ class Tables:
         except sqlite3.OperationalError as error:
             self._db.close()
             raise ConfigError(f"{path}: {error}; expected a file that no other server uses") from error
+        except sqlite3.Error as error:
+            self._db.close()
+            raise ConfigError(f"{path}: {error}; it is damaged, or was not made by this server") from error
         self._waiting: list[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -124,11 +132,14 @@ class Tables:
                 try:
                     results.append(change(db))
                 except Exception as error:
+                    if not db.in_transaction:  # SQLite has undone all of it: the disk is full or damaged
+                        raise
                     db.execute("ROLLBACK TO one")
                     results.append(error)
                 db.execute("RELEASE one")
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:
+                db.execute("ROLLBACK")
             raise
         return results

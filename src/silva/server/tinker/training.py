@@ -35,7 +35,7 @@ from silva.server.tinker.bodies import (
     SaveBody,
 )
 from silva.server.tinker.checkpoints import SAMPLER, TRAINING, durable, found, uri
-from silva.server.tinker.futures import Change, FutureResult, Futures, failure
+from silva.server.tinker.futures import OF_DISK, Change, FutureResult, Futures, failure
 from silva.server.tinker.messages import finite, parse_pass, pass_of, passed_bytes
 from silva.server.tinker.tables import Row, Tables
 from silva.trainer.tenants import AdamParams, Pass, Passed
@@ -169,9 +169,11 @@ class TrainQueue:
         await self._futures.finish({head["id"]: result}, record)
 
     def _failed(self, head: Row, error: Exception) -> FutureResult:
-        if not isinstance(error, SilvaError) or isinstance(error, OutOfMemory):
+        bug = not isinstance(error, SilvaError) or isinstance(error, OutOfMemory)
+        if bug or isinstance(error.__cause__, OF_DISK):
             where = f"{head['kind']} {head['seq']} of {head['line']}"
             self._log(f"tinker: {where}: {type(error).__name__}: {error}")
+        if bug:
             self._forget(head["line"])  # it may be half-way
         return failure(error)
 
@@ -262,11 +264,21 @@ class TrainQueue:
     # --- models in memory and on disk
 
     async def _kept(self, model: Row, head: Row, *, now: bool = False) -> Change:
-        """Write the folder of a model if too much would have to be done again without it."""
+        """Write the folder of a model if too much would have to be done again without it.
+
+        Where that cannot be written, on a full disk for one, a step stays made, and the next one tries again.
+        """
         self._live[model["id"]] += 1
         if not now and self._live[model["id"]] < KEEP_EVERY:
             return _nothing
-        folder = await self._written(model, head, optimizer=True)
+        try:
+            folder = await self._written(model, head, optimizer=True)
+        except (SilvaError, OSError) as error:
+            if now:
+                self._forget(model["id"])  # it is not as it was
+                raise
+            self._log(f"tinker: {head['kind']} {head['seq']} of {head['line']}: not kept on disk: {error}")
+            return _nothing
         self._live[model["id"]] = 0
 
         def change(db: sqlite3.Connection) -> None:

@@ -65,6 +65,7 @@ def save(loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, 
         task_type="CAUSAL_LM",
     )
     config.inference_mode = True
+    config.target_modules = _shortened(loaded, layers)  # sorted: PEFT has made it a set
     files = [f"{ADAPTER}.safetensors", CONFIG]
     if optimizer:
         write(folder, OPTIMIZER, _moments(stepper), 0)
