@@ -1,9 +1,9 @@
 """Requests with adapters of their own in one decode batch, against one adapter after the other, and none.
 
-    .venv/bin/python benchmarks/adapted.py --json adapted.json          about three minutes
+    .venv/bin/python benchmarks/adapted.py --json adapted.json          about six minutes
 
 32 requests for SmolLM2-135M-Instruct in fp32, on one thread: prompts of 8 random tokens, 64 new ones at
-temperature 1, without drafts. Four adapters have eight requests each. The ways take turns, and ratios are
+temperature 1, without drafts, the same number for each adapter. The ways take turns, and ratios are
 medians of neighbours. Speeds are tokens by the second of processor time of this process, so other work on
 the machine counts little. What a request gets is the same in both ways with adapters: that is checked.
 """
@@ -30,32 +30,34 @@ from silva.models.loading import load_model
 from silva.models.lora_runs import LoraRuns
 from silva.types import Completion, SamplingParams
 
-REQUESTS, ADAPTERS, PROMPT, NEW = 32, 4, 8, 64
+REQUESTS, PROMPT, NEW = 32, 8, 64
 ALPHA = 32.0
 Way = Callable[[], Awaitable[list[Completion]]]
 
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--ranks", default="16,32", help="of the adapters (default 16,32)")
+    options.add_argument("--adapters", default="4x16,4x32,32x16",
+                         help="how many, and of which rank (default 4x16,4x32,32x16)")  # fmt: skip
     options.add_argument("--repeats", type=int, default=3, help="rounds of all ways (default 3)")
     given = options.parse_args()
     torch.set_num_threads(1)
     speed, words = machine()
     rows = [speed]
     print(words, "", sep="\n", flush=True)
-    for rank in map(int, given.ranks.split(",")):
-        rows += asyncio.run(measure(rank, given.repeats))
+    for case in given.adapters.split(","):
+        count, rank = map(int, case.split("x"))
+        rows += asyncio.run(measure(count, rank, given.repeats))
     print(results(rows[1:]))
     write(rows, given.json)
     return 0
 
 
-async def measure(rank: int, repeats: int) -> list[Row]:
+async def measure(adapters: int, rank: int, repeats: int) -> list[Row]:
     loaded, drawn = load_model(PretrainedModel(), seed=0), np.random.default_rng(0)
     prompts = drawn.integers(0, 49_000, (REQUESTS, PROMPT)).tolist()
-    names = [f"adapter {number}" for number in range(ADAPTERS)]
-    each = REQUESTS // ADAPTERS
+    names = [f"adapter {number}" for number in range(adapters)]
+    each = REQUESTS // adapters
     with ThreadPoolExecutor(1) as compute:
         settings = LocalEngineSettings(drafts="off", cached_sequences=0)
         engine = LocalEngine(loaded, settings, compute)
@@ -74,7 +76,7 @@ async def measure(rank: int, repeats: int) -> list[Row]:
 
         async def apart() -> list[Completion]:
             parts = [await asked(range(a * each, a * each + each), lambda i: names[i // each])
-                     for a in range(ADAPTERS)]  # fmt: skip
+                     for a in range(adapters)]  # fmt: skip
             return [one for part in parts for one in part]
 
         ways: dict[str, Way] = {
@@ -86,7 +88,7 @@ async def measure(rank: int, repeats: int) -> list[Row]:
     together, *others = ways
     if found[together] != found[others[0]]:
         raise SystemExit("requests got other tokens or log-probabilities in the company of other adapters")
-    case, ours = f"{ADAPTERS} adapters of rank {rank} in one batch", speeds[together]
+    case, ours = f"{adapters} adapters of rank {rank} in one batch", speeds[together]
     rows = [Row(case, "speed", statistics.median(ours), "tokens/CPU s")]
     for way in others:
         ratio = statistics.median(a / b for a, b in zip(ours, speeds[way], strict=True))
