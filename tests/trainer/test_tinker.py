@@ -4,15 +4,19 @@ cannot do is refused. The service's own formulas stand in algorithms/summed.py."
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from silva.algorithms.summed import SUMMED
-from silva.commands.checks import check
+from silva.assembly import Assembly
+from silva.commands.checks import check, check_parts
+from silva.commands.plan import plan_run
 from silva.config.load import load
 from silva.errors import CapabilityError, CheckpointError, ConfigError, EngineError
+from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
 from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs, trained
@@ -129,8 +133,6 @@ def config(tmp_path, *more: str):
     ],
 )
 def test_what_the_service_decides_is_refused_with_the_key(more, words, tmp_path):
-    from silva.assembly import Assembly
-
     found = config(tmp_path, *more)
     check(found)
     with pytest.raises(CapabilityError, match=words):
@@ -159,3 +161,27 @@ def test_nobody_at_the_address_is_told_at_once(monkeypatch):
     monkeypatch.setattr(tinker.time, "sleep", lambda seconds: None)
     with pytest.raises(EngineError, match=r"engine.url: got no answer from http://127.0.0.1:9 .*refused"):
         tinker.service("http://127.0.0.1:9", "tml-me")
+
+
+def test_a_model_at_a_service_is_loaded_nowhere_and_has_no_plan(tmp_path):
+    found = config(tmp_path)
+    assert not Assembly(found).host.holds_model
+    assert Assembly(config(tmp_path, "--trainer.type", "local", "--engine.type", "local")).host.holds_model
+    with pytest.raises(CapabilityError, match=r"--dry-run: a plan plays with the model"):
+        plan_run(found)
+
+
+def test_the_weights_never_leave_the_service(tmp_path):
+    found = config(tmp_path, "--engine.type", "local")
+    with pytest.raises(CapabilityError, match=r'expected engine.type = "tinker"'):
+        found.trainer.build(Assembly(found))
+
+
+@pytest.mark.parametrize(("key", "value"), [("temperature", "0.7"), ("top_p", "0.9"), ("top_k", "5")])
+def test_only_the_model_s_own_distribution_can_be_learned_from(key, value, tmp_path):
+    engine = SimpleNamespace(
+        capabilities=EngineCapabilities(256, entropies=False, loads=frozenset({"sampler"}))
+    )
+    check_parts(config(tmp_path), engine, made())
+    with pytest.raises(CapabilityError, match="knows the log-probabilities of no other distribution"):
+        check_parts(config(tmp_path, f"--rollout.sampling.{key}", value), engine, made())
