@@ -14,8 +14,9 @@ from tests.algorithms.by_hand import group, one_turn, recipe
 
 from silva.config.sections import Optimizer
 from silva.orchestrator.parts import Parts
-from silva.orchestrator.updates import Updates, lr_at, optim_params
-from silva.types import OptimParams, Sample, Signals, Trajectory
+from silva.orchestrator.updates import Updates, lr_at, one_update, optim_params
+from silva.protocols import TrainerCapabilities
+from silva.types import LossSpec, OptimParams, Sample, Signals, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -89,3 +90,28 @@ def test_a_cut_off_episode_goes_on_with_the_value_of_its_next_state(
     assert trainer.scored == [scored]
     assert [s.trajectory for s in samples] == ["a", "b"]
     assert [float(s.returns[-1]) for s in samples if s.returns is not None] == returns
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_a_service_gets_the_step_before_it_has_answered_for_the_gradient(pipelined: bool) -> None:
+    said: list[str] = []
+
+    class Trainer:
+        capabilities = TrainerCapabilities(pipelined=pipelined)
+
+        async def forward_backward(self, *given: Any) -> dict[str, float]:
+            said.append("asked for a gradient")
+            await asyncio.sleep(0.01)
+            said.append("gradient")
+            return {"loss": 1.0}
+
+        async def optim_step(self, *given: Any) -> dict[str, float]:
+            said.append("asked for a step")
+            await asyncio.sleep(0.02)
+            said.append("step")
+            return {"lr": 0.5}
+
+    found = asyncio.run(one_update(cast(Any, Trainer()), [], LossSpec("reinforce"), OptimParams(lr=0.5)))
+    assert found == {"loss": 1.0, "lr": 0.5}
+    order = ["asked for a gradient", "gradient", "asked for a step", "step"]
+    assert said == ([order[0], order[2], order[1], order[3]] if pipelined else order)
