@@ -307,7 +307,7 @@ def test_a_damaged_file_is_told(tmp_path):
     content = whole.read_bytes()
     for damaged in (b"\x5a" * 5000, content[:4096] + b"\x5a" * (len(content) - 4096), content[:5000]):
         path.write_bytes(damaged)
-        with pytest.raises(ConfigError, match="damaged"):
+        with pytest.raises(ConfigError, match=r"^[^\n]*damaged"):
             Tables(path)
     path.unlink()
     path.mkdir()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from silva.errors import ConfigError
+from silva.errors import ConfigError, one_line
 
 T = TypeVar("T")
 Row = sqlite3.Row
@@ -73,7 +73,7 @@ class Tables:
             if version not in (0, VERSION):
                 raise ConfigError(f"{path}: got version {version} of the tables, expected {VERSION}")
             if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(found)
+                raise sqlite3.DatabaseError(one_line(str(found), 200))
             for statement in SCHEMA.split(";"):
                 self._db.execute(statement)
             self._db.execute(f"PRAGMA user_version = {VERSION}")
