@@ -28,10 +28,11 @@ with private_folder("sockets") as folder:
 """
 
 
-def holder(folder: Path, *words: str) -> tuple[subprocess.Popen[str], Path]:
+def holder(folder: Path, *words: str, **variables: str) -> tuple[subprocess.Popen[str], Path]:
     """A process with a private folder, which it keeps until its stdin ends."""
+    environment = {**os.environ, "TMPDIR": str(folder), **variables}
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, *words], env={**os.environ, "TMPDIR": str(folder)}, text=True,
+        [sys.executable, "-c", HOLDS, *words], env=environment, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdout is not None
@@ -74,8 +75,18 @@ def test_what_a_killed_process_leaves_is_gone_soon(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_signal_to_all_processes_as_clusters_send_it_leaves_nothing(tmp_path: Path) -> None:
-    process, made = holder(tmp_path)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_signal_to_all_processes_as_clusters_send_it_leaves_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, late: bool
+) -> None:
+    """Also if the shell that removes the folder is slow to start."""
+    programs = tmp_path_factory.mktemp("bin")
+    (programs / "sh").write_text(
+        f"#!{sys.executable} -S\nimport os, sys, time\ntime.sleep(1)\nos.execv('/bin/sh', sys.argv)\n"
+    )
+    (programs / "sh").chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}" if late else os.environ["PATH"]
+    process, made = holder(tmp_path, PATH=path)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         for pid in [*children, process.pid]:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from silva.errors import ConfigError
+from silva.signals import held
 
 KINDS = ("sockets", "mcp", "ray", "scienceworld", "weights")
 MEMORY = Path("/dev/shm")
@@ -83,13 +84,14 @@ def _reaped(path: Path) -> Iterator[None]:
     import subprocess  # here, so that help stays quick
 
     try:
-        shell = subprocess.Popen(
-            ["sh", "-c", REAPER, "sh", str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C, and a kill of the group, are not for it
-        )
+        with held():  # until the shell has set its trap
+            shell = subprocess.Popen(
+                ["sh", "-c", REAPER, "sh", str(path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C, and a kill of the group, are not for it
+            )
     except OSError:  # what a kill leaves is removed by the next process
         yield
         return

@@ -24,12 +24,22 @@ def led(text: str, root: Path) -> str:
 
 
 def copied(source: Path, target: Path, root: Path) -> None:
+    """All at once, so that no part of it is left or comes back if the container is removed meanwhile."""
+    prepared = HOME / f"copy-{os.getpid()}"
     if source.is_dir():
-        shutil.copytree(source, target)
+        shutil.copytree(source, prepared)
     else:
-        shutil.copy(source, target)
-    for file in [target] if target.is_file() else target.rglob("*.sh"):
+        shutil.copy(source, prepared)
+    for file in [prepared] if prepared.is_file() else prepared.rglob("*.sh"):
         file.write_text(led(file.read_text(), root))
+    prepared.rename(target)
+
+
+def removed(root: Path) -> None:
+    """All at once, whatever other stubs write in it."""
+    gone = HOME / f"gone-{os.getpid()}"
+    root.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def point(name: str) -> None:
@@ -53,7 +63,8 @@ elif verb == "run":
     (root / "owner").write_text(rest[rest.index("--label") + 1].partition("=")[2])
     point("in run")
     subprocess.run(rest[-3:])  # whatever its exit status: --rm
-    shutil.rmtree(root, ignore_errors=True)
+    if root.exists():
+        removed(root)
 elif verb == "ps":
     for root in HOME.glob("silva-*"):
         print(root.name, (root / "owner").read_text())
@@ -79,4 +90,4 @@ elif verb == "rm":
     for name in rest[1:]:
         if not (HOME / name).exists():
             sys.exit(f"Error response from daemon: No such container: {name}")
-        shutil.rmtree(HOME / name)
+        removed(HOME / name)
