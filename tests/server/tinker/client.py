@@ -13,8 +13,9 @@ from silva.server.tinker import messages
 
 def free_port() -> int:
     """None of those that the system gives to clients: while a server is away, a client that tries its port
-    could get that port for its own end, and be connected to itself."""
-    for port in count(20_000 + os.getpid() % 10_000):
+    could get that port for its own end, and be connected to itself. Nor of those of a test in a process
+    beside this one, whose server may be away just now."""
+    for port in count(20_000 + os.getpid() % 500 * 20):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,3 +80,24 @@ class Service:
 @pytest.fixture
 def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def clients_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clients of the SDK end with the test that made them. Otherwise each sends heartbeats for ever, and a
+    thread that waits for a result of a server that is gone waits for ever, too."""
+    made: list[Any] = []
+    if "tinker" in sys.modules:
+        from tinker.lib.internal_client_holder import InternalClientHolder
+
+        begin = InternalClientHolder.__init__
+
+        def recorded(self: Any, *args: Any, **options: Any) -> None:
+            begin(self, *args, **options)
+            made.append(self)
+
+        monkeypatch.setattr(InternalClientHolder, "__init__", recorded)
+    yield
+    for each in made:
+        if each._session_id is not None:  # those without a session are kept by the SDK for later clients
+            each.close()

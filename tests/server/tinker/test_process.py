@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -82,26 +82,27 @@ def served(folder: Path) -> Iterator[Serving]:
 def train(serving: Serving, key: str, seed: int, at_step=lambda n: None) -> str:
     """A run of its own data; the path of what it has learned."""
     service = tinker.ServiceClient(base_url=serving.address, api_key=key)
-    run = service.create_lora_training_client(base_model="tiny", rank=4, seed=seed).result()
-    rng, futures = np.random.default_rng(seed), []
-    for n in range(STEPS):
-        tokens = rng.integers(0, 60, (3, 9))
-        data = [
-            types.Datum(
-                model_input=types.ModelInput.from_ints(row[:-1].tolist()),
-                loss_fn_inputs={"target_tokens": row[1:].copy(), "weights": np.ones(8, np.float32)},
-            )
-            for row in tokens
-        ]
-        futures.append(run.forward_backward(data, "cross_entropy"))
-        futures.append(run.optim_step(types.AdamParams(learning_rate=1e-2)))
-        if n % 4 == 3:
-            futures[-1].result()
-        at_step(n)
-    for future in futures:
-        future.result()
-    assert sum(future.result().metrics.get("loss:sum", 0) for future in futures[-2:]) > 0
-    return run.save_state("end").result().path
+    with closing(service.holder):  # asks nothing of a server that may be gone
+        run = service.create_lora_training_client(base_model="tiny", rank=4, seed=seed).result()
+        rng, futures = np.random.default_rng(seed), []
+        for n in range(STEPS):
+            tokens = rng.integers(0, 60, (3, 9))
+            data = [
+                types.Datum(
+                    model_input=types.ModelInput.from_ints(row[:-1].tolist()),
+                    loss_fn_inputs={"target_tokens": row[1:].copy(), "weights": np.ones(8, np.float32)},
+                )
+                for row in tokens
+            ]
+            futures.append(run.forward_backward(data, "cross_entropy"))
+            futures.append(run.optim_step(types.AdamParams(learning_rate=1e-2)))
+            if n % 4 == 3:
+                futures[-1].result()
+            at_step(n)
+        for future in futures:
+            future.result()
+        assert sum(future.result().metrics.get("loss:sum", 0) for future in futures[-2:]) > 0
+        return run.save_state("end").result().path
 
 
 @pytest.fixture(scope="module")

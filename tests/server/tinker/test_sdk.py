@@ -32,7 +32,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def client(service: Service):
-    return tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine")
+    with tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine") as found:
+        assert found.holder  # it begins here, and ends with the file
+        yield found
 
 
 @pytest.fixture(scope="module")
