@@ -165,6 +165,9 @@ def test_a_part_has_everything_in_its_own_process() -> None:
     assert here(config).placement == LocalPlacementSettings(device="cpu", threads=2)
 
 
+TLS = {"--tls-cert": "c.pem", "--tls-key": "k.pem"}
+
+
 @pytest.mark.parametrize(
     ("part", "flags", "placement", "expected"),
     [
@@ -177,6 +180,8 @@ def test_a_part_has_everything_in_its_own_process() -> None:
         ("trainer", {}, {"trainer": "http://[::1]:81"}, Bind("::1", 81)),
         ("inference", {}, {"inference": ["http://127.0.0.1:82", "unix:b"]}, Bind("127.0.0.1", 82)),
         ("inference", {}, {"trainer": TRAINER}, Bind()),
+        ("trainer", TLS, {"trainer": "https://10.0.0.2:81"}, Bind("10.0.0.2", 81, "", "c.pem", "k.pem")),
+        ("inference", {"--port": "80", **TLS}, {}, Bind(port=80, certificate="c.pem", private_key="k.pem")),
     ],
 )
 def test_where_a_part_listens(
@@ -195,6 +200,8 @@ def test_where_a_part_listens(
             "no address to listen at; give --host and --port, or --unix",
         ),
         ({}, {"trainer": "http://gpu.example"}, "no address to listen at"),
+        ({}, {"trainer": "https://10.0.0.2:81"}, "https:// needs --tls-cert and --tls-key"),
+        (TLS, {"trainer": "http://10.0.0.2:81"}, "they need https://"),
     ],
 )
 def test_where_a_part_cannot_listen(flags: dict[str, str], placement: dict[str, Any], said: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
@@ -83,13 +85,26 @@ async def listening(app: ASGIApp, bind: Bind = Bind()) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Peer]:
+async def connected(address: str, key: str = "") -> AsyncIterator[Peer]:
     """A client of the kind that Silva's own processes use."""
-    peer = Peer(address, name="test")
+    peer = Peer(address, name="test", key=key)
     try:
         yield peer
     finally:
         await peer.close()
+
+
+def certificate(folder: Path, name: str = "server") -> dict[str, str]:
+    """Files of a new certificate of this machine, for `Bind`. Who trusts it trusts it alone."""
+    files = {"certificate": str(folder / f"{name}.pem"), "private_key": str(folder / f"{name}.key")}
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
+         "-subj", "/CN=silva", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-addext", "basicConstraints=critical,CA:FALSE",  # rustls takes no authority's for a server's
+         "-out", files["certificate"], "-keyout", files["private_key"]],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return files
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

@@ -22,9 +22,15 @@ _WHO = (
            "is in the environment", "NAME", "the name of an API"),
     Option("--policy", "who plays: model (default), expert or random", "WHO", ", ".join(POLICIES)),
 )
+_HOST = (
+    Option("--host", "listen there", "HOST", "a name or an address"),
+    Option("--tls-cert", "speak TLS with this certificate (PEM, with those above it)", "PATH",
+           "a file"),
+    Option("--tls-key", "the private key of the certificate (PEM, without a password)", "PATH", "a file"),
+)
 _LISTEN = (
     Option("--unix", "listen at a Unix socket", "PATH", "a path"),
-    Option("--host", "listen there", "HOST", "a name or an address"),
+    *_HOST,
     Option("--port", "listen there; without any of these, at the address in [placement], or at any free port",
            "PORT", "a number"),
 )
@@ -69,7 +75,7 @@ COMMANDS: dict[str, Command] = {
                 "a model's name"),
          Option("--state", "what is known and saved, so that a server goes on where another ended "
                 "(default tinker)", "DIR", "a folder"),
-         _LISTEN[1],
+         *_HOST,
          Option("--port", "listen there (default: any free one)", "PORT", "a number")),
         (f"tinker [--model NAME] [--state DIR] {CONFIGURED}",),
         details="A client needs TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_API_KEY=tml-ANY. Each key\n"

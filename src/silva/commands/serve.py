@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,12 @@ NO_ENVIRONMENT = [{"type": "bandit"}]  # a trainer plays nothing, and a configur
 
 def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
     """Where to listen: what the flags say, else the address in the configuration, else any free port."""
+    certificate, private_key = given.get("--tls-cert", ""), given.get("--tls-key", "")
+    bind = _place(config, part, given, "https://" if certificate else "http://")
+    return replace(bind, certificate=certificate, private_key=private_key)
+
+
+def _place(config: RunConfig, part: str, given: Mapping[str, str], scheme: str) -> Any:
     from silva.wire.listening import Bind
 
     if "--unix" in given:
@@ -53,13 +60,14 @@ def bind_of(config: RunConfig, part: str, given: Mapping[str, str]) -> Any:
     named = config.placement.address_of(part)
     if named.startswith(UNIX):
         return Bind(unix=named.removeprefix(UNIX))
-    if named.startswith("http://"):
-        host, _, port = named.removeprefix("http://").rpartition(":")
+    if named.startswith(scheme):
+        host, _, port = named.removeprefix(scheme).rpartition(":")
         if host and port.isdecimal():
             return Bind(host=host.strip("[]"), port=int(port))
     if named:
         raise ConfigError(
-            f"placement.{part} = {named!r}: no address to listen at; give --host and --port, or --unix"
+            f"placement.{part} = {named!r}: no address to listen at; give --host and --port, or --unix "
+            "(https:// needs --tls-cert and --tls-key, and they need https://)"
         )
     return Bind()
 
@@ -68,7 +76,7 @@ def checked_bind(config: RunConfig, part: str, given: Mapping[str, str]) -> tupl
     """Where to listen and the key, before a model is loaded.
 
     Raises:
-        ConfigError: nobody can listen there, or others could use it without a key.
+        ConfigError: nobody can listen there, others could use it without a key, or TLS cannot be had.
     """
     from silva.wire.listening import check_bind, check_free
 
@@ -192,6 +200,8 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
         raise CapabilityError(f"{engine}: got model {name_of(model)!r}, expected a model's folder")
     if bind.unix or not bind.port:
         raise CapabilityError(f"{engine}: expected --host and --port, or http://HOST:PORT")
+    if bind.certificate:
+        raise CapabilityError(f"{engine}: got --tls-cert, expected engine.arguments with --ssl-certfile")
     routes, lora = config.replays_routing, model.lora
     sent = config.trainer.transfer == "nccl"
     argv, added = config.engine.command(

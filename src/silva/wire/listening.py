@@ -16,9 +16,10 @@ import ipaddress
 import logging
 import os
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,18 +41,26 @@ GRACE = 1  # seconds that open requests get at the end
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Where to listen: at host and port (0: any free one) or, if `unix` is set, at that path."""
+    """Where to listen: at host and port (0: any free one) or, if `unix` is set, at that path.
+
+    Attributes:
+        certificate: a file in PEM with the server's certificate and those above it; "" for no TLS.
+        private_key: a file in PEM with the key of the certificate, without a password.
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     unix: str = ""
+    certificate: str = ""
+    private_key: str = ""
 
     @property
     def address(self) -> str:
         """As clients write it."""
         if self.unix:
             return f"unix:{self.unix}"
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     @property
     def local(self) -> bool:
@@ -65,10 +74,10 @@ class Bind:
 
 
 def check_bind(bind: Bind, key: str) -> None:
-    """Refuse an address that others can reach without a key.
+    """Refuse an address that others can reach without a key, and a certificate that cannot be used.
 
     Raises:
-        ConfigError: there is no key for it, or the key cannot be sent in a header.
+        ConfigError: there is no key for it, the key cannot be sent in a header, or as `tls_context`.
     """
     if not 0 <= bind.port <= 65535:
         raise ConfigError(f"port: got {bind.port}, expected 0 (any free one) to 65535")
@@ -81,6 +90,38 @@ def check_bind(bind: Bind, key: str) -> None:
             f"{bind.address}: other machines could use this server without a key. Set the environment "
             "variable SILVA_API_KEY, or listen on 127.0.0.1 or a Unix socket"
         )
+    tls_context(bind)
+
+
+def tls_context(bind: Bind) -> ssl.SSLContext | None:
+    """What encrypts connections; None without a certificate.
+
+    Raises:
+        ConfigError: one of the two files is missing, cannot be read, is no PEM, or is not the other's.
+    """
+    files = {"certificate": bind.certificate, "private key": bind.private_key}
+    if not any(files.values()):
+        return None
+    if bind.unix:
+        raise ConfigError(f"{bind.address}: got a certificate, expected none: a Unix socket has no TLS")
+    for what, path in files.items():
+        if not path:
+            raise ConfigError(f"TLS: got no {what}, expected the files of a certificate and of its key")
+        try:
+            with open(path, "rb"):
+                pass
+        except OSError as error:
+            raise ConfigError(f"the {what} {path}: {error.strerror}; expected a file in PEM") from error
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:  # a key with a password would ask for it at the terminal
+        context.load_cert_chain(bind.certificate, bind.private_key, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(
+            f"the certificate {bind.certificate} and the private key {bind.private_key}: {reason}; expected "
+            "two files in PEM that belong together, the key without a password"
+        ) from error
+    return context
 
 
 def check_free(bind: Bind) -> None:
@@ -101,8 +142,9 @@ async def serve(app: Any, bind: Bind, *, ready: Callable[[str], None]) -> None:
         ready: called with the address (the real port) once it listens.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address or the certificate cannot be used.
     """
+    encrypted = tls_context(bind)
     with _listening(bind) as (listener, address):
         config = uvicorn.Config(
             app,
@@ -120,6 +162,8 @@ async def serve(app: Any, bind: Bind, *, ready: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=GRACE,
             h11_max_incomplete_event_size=HEAD_BYTES,
         )
+        config.load()
+        config.ssl = encrypted
         server = _Server(config, lambda: ready(address))
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
         try:
@@ -232,7 +276,7 @@ def _listening(bind: Bind) -> Iterator[tuple[socket.socket, str]]:
         except OSError as error:
             raise ConfigError(f"cannot listen at {bind.address}: {error.strerror or error}") from error
         port = 0 if bind.unix else listener.getsockname()[1]
-        yield listener, Bind(bind.host, port, bind.unix).address
+        yield listener, replace(bind, port=port).address
 
 
 @contextlib.contextmanager

@@ -54,14 +54,14 @@ class Service:
             yield client
 
     @contextmanager
-    def running(self, port: int = 0) -> Iterator[Service]:
+    def running(self, bind: Bind = Bind()) -> Iterator[Service]:
         """The same in a thread, listening."""
         ready: Future[str] = Future()
         stop: list[Callable[[], Any]] = []
 
         async def main() -> None:
             async with self.working() as app:
-                serving = asyncio.ensure_future(serve(app, Bind(port=port), ready=ready.set_result))
+                serving = asyncio.ensure_future(serve(app, bind, ready=ready.set_result))
                 loop = asyncio.get_running_loop()
                 stop.append(lambda: loop.call_soon_threadsafe(serving.cancel))
                 await asyncio.wait([serving])

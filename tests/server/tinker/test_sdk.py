@@ -10,8 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.server.running import certificate
 from tests.server.tinker.client import free_port
 from tests.server.tinker.conftest import Service
+
+from silva.wire.listening import Bind
 
 tinker = pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
 from tinker import types  # noqa: E402
@@ -345,19 +348,31 @@ def test_a_client_that_is_closed_ends_its_session(rest):
 
 def test_a_client_goes_on_while_its_server_is_killed_and_started_again(tmp_path: Path):
     own = Service(tmp_path)
-    port = free_port()
-    with own.running(port):
-        client = tinker.ServiceClient(base_url=own.address)
+    bind = Bind(port=free_port())
+    with own.running(bind):
+        client = tinker.ServiceClient(base_url=own.address, api_key="tml-a")
         trained = client.create_lora_training_client(base_model="base", rank=8, seed=3).result()
         trained.forward_backward([ce(1.0)], "cross_entropy").result()
         step(trained).result()
         own.runs.hold.clear()
         waiting = trained.forward_backward([ce(2.0)], "cross_entropy"), step(trained)
-    with own.running(port):
+    with own.running(bind):
         assert waiting[1].result().metrics == {"gradient:mean": 2.0}
         trained.forward_backward([ce(3.0)], "cross_entropy").result()
         step(trained).result()
         assert own.runs.weights[trained.model_id] == 0.9 * (0.9 * 1.0 + 2.0) + 3.0
+
+
+def test_a_client_comes_by_tls_if_it_trusts_the_certificate(tmp_path: Path, monkeypatch):
+    own = Service(tmp_path)
+    files = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", files["certificate"])
+    with own.running(Bind(**files)):
+        assert own.address.startswith("https://127.0.0.1:")
+        trained = tinker.ServiceClient(base_url=own.address, api_key="tml-a").create_lora_training_client(
+            base_model="base"
+        )
+        assert trained.result().forward([ce(5.0)], "cross_entropy").result().metrics == {"loss:sum": 10.0}
 
 
 CLASSES = ("ServiceClient", "TrainingClient", "SamplingClient", "RestClient", "AdminClient")
