@@ -75,9 +75,11 @@ COMMANDS: dict[str, Command] = {
                 "a model's name"),
          Option("--state", "what is known and saved, so that a server goes on where another ended "
                 "(default tinker)", "DIR", "a folder"),
+         Option("--full", "runs in memory at once that train all weights (rank 0); 0: none (default 1)",
+                "N", "a number"),
          *_HOST,
          Option("--port", "listen there (default: any free one)", "PORT", "a number")),
-        (f"tinker [--model NAME] [--state DIR] {CONFIGURED}",),
+        (f"tinker [--model NAME] [--state DIR] [--full N] {CONFIGURED}",),
         details="A client needs TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_API_KEY=tml-ANY. Each key\n"
                 "is a tenant. Beyond this machine, SILVA_API_KEY names those that are taken: tml-A,tml-B.",
     ),

@@ -45,18 +45,27 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
         raise CapabilityError(f"silva serve tinker needs {error.name}: {EXTRA}") from error
     keys = ApiKeys([key.strip() for key in config.placement.key.split(",") if key.strip()])
     bind, _ = checked_bind(config, "tinker", given.options)
+    full = _full(given.options.get("--full", "1"))
     process.prepare()
     with ExitStack() as stack:
-        server = _server(here(config), Path(given.options.get("--state", "tinker")).absolute(), stack)
+        server = _server(here(config), Path(given.options.get("--state", "tinker")).absolute(), full, stack)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=keys)  # fmt: skip
         return served(app, bind, f"tinker: {served_name(config, None)}", server.working())
 
 
-def _server(config: RunConfig, state: Path, stack: ExitStack) -> Any:
+def _full(given: str) -> int:
+    if not given.isdecimal():
+        raise ConfigError(f"--full: got {given!r}, expected a number, 0 or more")
+    return int(given)
+
+
+def _server(config: RunConfig, state: Path, full: int, stack: ExitStack) -> Any:
+    from silva.models.loading import copied
     from silva.server.tinker.adapters import FolderSampler
     from silva.server.tinker.routes import ServedModel
     from silva.server.tinker.server import TinkerServer
+    from silva.server.tinker.whole_models import WholeModels
     from silva.trainer.tenants.learner import Tenants
 
     if config.model.lora is not None:
@@ -73,17 +82,26 @@ def _server(config: RunConfig, state: Path, stack: ExitStack) -> Any:
     for note in engine.notes:
         say(note)
     settings: Any = config.trainer  # the budget of a pass
+    weights = parts.model.model
+    plain = copied(parts.model, [*weights.parameters(), *weights.buffers()])
+
+    def engine_of_whole_models() -> Any:
+        others = Assembly(config, compute=parts.compute)
+        others.model = copied(plain, [])
+        return others.engine
+
     runs = parts.compute.run(Tenants, parts.model, settings)
     stops = generation_stops(config.model) or parts.renderer.stop_token_ids
     context = engine.capabilities.context
-    sampler = FolderSampler(engine, context, parts.renderer.vocabulary, stops)
+    whole = WholeModels(engine_of_whole_models)
+    sampler = FolderSampler(engine, context, parts.renderer.vocabulary, stops, whole)
     model = ServedModel(
         served_name(config, None),
         _tokenizer(config, parts, state),
         parts.model.model.config.model_type,
         context,
     )
-    return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, say)
+    return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, full, say)
 
 
 def _tokenizer(config: RunConfig, parts: Assembly, state: Path) -> str:

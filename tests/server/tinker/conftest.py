@@ -32,7 +32,7 @@ class Service:
     def __init__(self, state: Path) -> None:
         self.state, self.runs, self.sampler = state, ScriptedRuns(), ScriptedSampler()
         self.lines: list[str] = []
-        self.address = ""
+        self.address, self.full = "", 1
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[Guard]:
@@ -40,7 +40,7 @@ class Service:
         self.runs, self.sampler = ScriptedRuns(), ScriptedSampler()
         log, model = self.lines.append, ServedModel("base", "base", "scripted", self.sampler.context)
         with ThreadPoolExecutor(1) as compute:
-            server = TinkerServer(self.state, model, self.runs, compute, self.sampler, 4, log)
+            server = TinkerServer(self.state, model, self.runs, compute, self.sampler, 4, self.full, log)
             async with server.working():
                 yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,
                             takes=("application/json", TAKES), admits=ApiKeys([]))  # fmt: skip

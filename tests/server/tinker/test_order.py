@@ -367,3 +367,37 @@ async def test_sessions_that_have_finished_end_their_heartbeat(service: Service)
         assert (await client.post("/session_heartbeat", session_id=client.session)).status_code == 410
         body = {"session_id": client.session, "base_model": "base", "lora_config": {"rank": 4}}
         assert (await client.post("/create_model", model_seq_id=0, **body)).status_code == 410
+
+
+async def test_runs_of_all_weights_take_turns_in_memory(service: Service):
+    """One is there at a time; it stays till it has a folder, and comes back with all that it had learned."""
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        one, other, lora = [await client.model(n, rank=rank) for n, rank in enumerate((0, 0, 4))]
+        service.runs.hold.clear()
+        asked = [await client.passed(lora, 1)]
+        for seq in range(1, 2 * training.KEEP_EVERY + 1, 2):
+            for model in (one, other):
+                asked += [await client.passed(model, seq, 2.0), await client.step(model, seq + 1)]
+        service.runs.hold.set()
+        for each in asked:
+            await client.result(each)
+        weights, calls = dict(service.runs.weights), service.runs.calls
+        assert {*weights} in ({one, lora}, {other, lora})
+        # Each is made when it begins, and twice for its steps: these and as many again make two folders.
+        made = [name for what, name, *_ in calls if what == "create" and name != lora]
+        assert len(made) <= 2 + 4
+        steps = [name for what, name, *_ in calls if what == "optim_step"]
+        assert steps.count(one) == steps.count(other) == training.KEEP_EVERY
+        found = [
+            (await client.result(await client.passed(model, 33, 0.0)))["loss:sum"] for model in (one, other)
+        ]
+        assert len({*found}) == 1
+    service.full = 0
+    async with service.asked() as http:
+        client.http = http
+        refused = await client.result(await client.step(one, 34))
+        assert (
+            refused["category"] == "user" and "rank 0: this server trains adapters alone" in refused["error"]
+        )
+        assert (await client.result(await client.passed(lora, 2))) == {"loss:sum": 2.0}

@@ -65,7 +65,8 @@ class Serving:
         with sqlite3.connect(f"file:{self.folder}/state/tinker.sqlite?mode=ro", uri=True) as db:
             query = "SELECT folder FROM checkpoints WHERE model = ? AND name = ?"
             (folder,) = db.execute(query, (model, name)).fetchone()
-        return load_file(self.folder / "state" / "weights" / folder / "adapter_model.safetensors")
+        (file,) = (self.folder / "state" / "weights" / folder).glob("*model.safetensors")
+        return load_file(file)
 
 
 @contextmanager
@@ -79,11 +80,15 @@ def served(folder: Path) -> Iterator[Serving]:
         serving.kill()
 
 
+FULL = 3  # the seed of the run that trains all weights
+
+
 def train(serving: Serving, key: str, seed: int, at_step=lambda n: None) -> str:
     """A run of its own data; the path of what it has learned."""
     service = tinker.ServiceClient(base_url=serving.address, api_key=key)
+    rank = 0 if seed == FULL else 4
     with closing(service.holder):  # asks nothing of a server that may be gone
-        run = service.create_lora_training_client(base_model="tiny", rank=4, seed=seed).result()
+        run = service.create_lora_training_client(base_model="tiny", rank=rank, seed=seed).result()
         rng, futures = np.random.default_rng(seed), []
         for n in range(STEPS):
             tokens = rng.integers(0, 60, (3, 9))
@@ -107,9 +112,9 @@ def train(serving: Serving, key: str, seed: int, at_step=lambda n: None) -> str:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
-    """The weights of two runs that had a server for themselves."""
+    """The weights of runs that had a server for themselves."""
     with served(tmp_path_factory.mktemp("alone") / "server") as serving:
-        found = {seed: train(serving, "tml-a", seed) for seed in (1, 2)}
+        found = {seed: train(serving, "tml-a", seed) for seed in (1, 2, FULL)}
         serving.kill()
         return {seed: serving.weights(path) for seed, path in found.items()}
 
@@ -131,13 +136,14 @@ def test_runs_of_several_clients_have_the_weights_that_they_would_have_alone(alo
                 serving.kill()
                 serving.start()
 
-        clients = ThreadPoolExecutor(2)
+        clients = ThreadPoolExecutor(3)
         first = clients.submit(train, serving, "tml-a", 1, kill_at)
         second = clients.submit(train, serving, "tml-b", 2)
-        paths = {1: first.result(300), 2: second.result(300)}
+        third = clients.submit(train, serving, "tml-c", FULL)
+        paths = {1: first.result(300), 2: second.result(300), FULL: third.result(300)}
         serving.kill()
         assert {seed: same(serving.weights(path), alone[seed]) for seed, path in paths.items()} == {
-            1: True, 2: True
+            1: True, 2: True, FULL: True
         }  # fmt: skip
         assert "tinker: " in serving.log.read_text() and "Error" not in serving.log.read_text()
 
@@ -146,37 +152,45 @@ def test_what_is_trained_is_what_is_sampled(tmp_path: Path):
     """A sampler has the log-probabilities of the pass that saved it, and prefers what was learned."""
     with served(tmp_path / "server") as serving:
         service = tinker.ServiceClient(base_url=serving.address, api_key="tml-a")
-        run = service.create_lora_training_client(base_model="tiny", rank=16, seed=1).result()
-        tokens = run.get_tokenizer().encode("abcdef")
-        assert len(set(tokens)) == 6
-        datum = types.Datum(
-            model_input=types.ModelInput.from_ints(tokens[:-1]),
-            loss_fn_inputs={
-                "target_tokens": np.array(tokens[1:]), "weights": np.ones(len(tokens) - 1, np.float32)
-            },
-        )  # fmt: skip
-        for _ in range(120):
-            run.forward_backward([datum], "cross_entropy")
-            step = run.optim_step(types.AdamParams(learning_rate=1e-2))
-        step.result()
-        passed = run.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
-        sampler = run.save_weights_and_get_sampling_client().result()
-        prompt = types.ModelInput.from_ints(tokens)
-        scored = sampler.compute_logprobs(prompt).result()
-        assert scored[0] is None and np.abs(np.array(scored[1:]) - passed).max() < 1e-5
-        base = service.create_sampling_client(base_model="tiny").result()
-        assert sum(scored[1:]) > sum(base.compute_logprobs(prompt).result()[1:]) + 5
-        greedy = types.SamplingParams(max_tokens=len(tokens) - 2, temperature=0.0)
-        found = sampler.sample(types.ModelInput.from_ints(tokens[:2]), 1, greedy).result().sequences[0]
-        assert found.tokens == tokens[2:]
-        top = sampler.sample(prompt, 1, greedy, topk_prompt_logprobs=3).result().topk_prompt_logprobs
-        assert [each[0][0] for each in top[1:]] == tokens[1:]
-        assert (
-            np.abs([each[0][1] - value for each, value in zip(top[1:], scored[1:], strict=True)]).max() < 1e-6
-        )
-        spoken = types.SamplingParams(max_tokens=20, temperature=0.0, stop=["d"])
-        stopped = sampler.sample(types.ModelInput.from_ints(tokens[:1]), 1, spoken).result().sequences[0]
-        assert (stopped.tokens, stopped.stop_reason) == (tokens[1:4], "stop")
+        adapters, all_weights = (_sampled(service, rank) for rank in (16, 0))
+        one, other = adapters(), all_weights()
+        assert one != other and [adapters(), all_weights(), adapters()] == [one, other, one]
+
+
+def _sampled(service, rank: int):
+    """What gives the prompt's log-probabilities once more."""
+    run = service.create_lora_training_client(base_model="tiny", rank=rank, seed=1).result()
+    assert run.get_info().is_lora is (rank > 0)
+    tokens = run.get_tokenizer().encode("abcdef")
+    assert len(set(tokens)) == 6
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={
+            "target_tokens": np.array(tokens[1:]), "weights": np.ones(len(tokens) - 1, np.float32)
+        },
+    )  # fmt: skip
+    for _ in range(120):
+        run.forward_backward([datum], "cross_entropy")
+        step = run.optim_step(types.AdamParams(learning_rate=1e-2))
+    step.result()
+    passed = run.forward([datum], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+    sampler = run.save_weights_and_get_sampling_client().result()
+    prompt = types.ModelInput.from_ints(tokens)
+    scored = sampler.compute_logprobs(prompt).result()
+    assert scored[0] is None and np.abs(np.array(scored[1:]) - passed).max() < 1e-5
+    base = service.create_sampling_client(base_model="tiny").result()
+    assert sum(scored[1:]) > sum(base.compute_logprobs(prompt).result()[1:]) + 5
+    greedy = types.SamplingParams(max_tokens=len(tokens) - 2, temperature=0.0)
+    found = sampler.sample(types.ModelInput.from_ints(tokens[:2]), 1, greedy).result().sequences[0]
+    assert found.tokens == tokens[2:]
+    top = sampler.sample(prompt, 1, greedy, topk_prompt_logprobs=3).result().topk_prompt_logprobs
+    assert [each[0][0] for each in top[1:]] == tokens[1:]
+    assert np.abs([each[0][1] - value for each, value in zip(top[1:], scored[1:], strict=True)]).max() < 1e-6
+    spoken = types.SamplingParams(max_tokens=20, temperature=0.0, stop=["d"])
+    stopped = sampler.sample(types.ModelInput.from_ints(tokens[:1]), 1, spoken).result().sequences[0]
+    assert (stopped.tokens, stopped.stop_reason) == (tokens[1:4], "stop")
+
+    return lambda: sampler.compute_logprobs(prompt).result()
 
 
 def test_the_state_is_plain_rows(tmp_path: Path):

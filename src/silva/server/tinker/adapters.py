@@ -1,6 +1,7 @@
 """Samples with adapters that are folders, as PEFT stores them: each is loaded when it is first asked for.
 
-The engine drops the one that was used longest ago when it has too many; it is then loaded again.
+The engine drops the one that was used longest ago when it has too many; it is then loaded again. Folders of
+whole models are whole_models.py's.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import Any, Protocol, TypeVar
 from safetensors.torch import load_file
 
 from silva.errors import CheckpointError
+from silva.server.tinker.whole_models import WholeModels
 from silva.types import Completion, SamplingParams, TokenScores
 
 PEFT = "base_model.model."  # before every name in a file
+WHOLE = "config.json"  # of a folder of a whole model
 T = TypeVar("T")
 
 
@@ -42,17 +45,29 @@ class FolderSampler:
     Args:
         context, vocabulary, ends: of the model: tokens of prompt and answer, tokens that it knows, and those
             that end an answer.
+        whole: samples from folders of whole models.
     """
 
-    def __init__(self, engine: AdapterEngine, context: int, vocabulary: int, ends: Sequence[int]) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        engine: AdapterEngine,
+        context: int,
+        vocabulary: int,
+        ends: Sequence[int],
+        whole: WholeModels | None = None,
+    ) -> None:
+        self._engine, self._whole = engine, whole
         self.context, self.vocabulary, self.ends = context, vocabulary, tuple(ends)
         self._loading = asyncio.Lock()
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, adapter: Path | None) -> Completion:
+        if self._whole and adapter and (adapter / WHOLE).exists():
+            return await self._whole.ask(adapter, lambda engine: engine.sample(tokens, params))
         return await self._with(adapter, lambda name: self._engine.sample(tokens, params, adapter=name))
 
     async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+        if self._whole and adapter and (adapter / WHOLE).exists():
+            return await self._whole.ask(adapter, lambda engine: engine.score(tokens, start, top=top))
         return await self._with(
             adapter, lambda name: self._engine.score(tokens, start, adapter=name, top=top)
         )

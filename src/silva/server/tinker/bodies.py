@@ -68,7 +68,8 @@ class OptimizerBody(Body):
 
 
 class LoraBody(Body):
-    rank: Annotated[int, Field(ge=1, le=RANKS)]
+    rank: Annotated[int, Field(ge=0, le=RANKS)]
+    """0: all weights are trained."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     train_unembed: bool = True
     train_mlp: bool = True

@@ -79,15 +79,15 @@ class TinkerListings:
         body = await posted(request, bodies.InfoBody)
         model, base = await self._owned("models", body.model_id, owner), self._model
         data = {"arch": base.architecture, "model_name": base.name, "tokenizer_id": base.tokenizer}
-        return {"type": "get_info", "model_id": model["id"], "model_data": data, "is_lora": True,
-                "lora_rank": model["rank"], "model_name": base.name}  # fmt: skip
+        return {"type": "get_info", "model_id": model["id"], "model_data": data, **_lora(model),
+                "model_name": base.name}  # fmt: skip
 
     async def weights(self, request: Request, owner: str) -> Any:
         body = await posted(request, bodies.WeightsBody)
         row = await found(self._tables, body.tinker_path, owner)
         model = await self._tables.row("SELECT * FROM models WHERE id = ?", row["model"])
         assert model is not None
-        return {"base_model": self._model.name, "is_lora": True, "lora_rank": model["rank"],
+        return {"base_model": self._model.name, **_lora(model),
                 "train_attn": bool(model["attn"]), "train_mlp": bool(model["mlp"]),
                 "train_unembed": bool(model["unembed"])}  # fmt: skip
 
@@ -109,8 +109,7 @@ class TinkerListings:
             "training_run_id": model["id"],
             "base_model": self._model.name,
             "model_owner": model["owner"],
-            "is_lora": True,
-            "lora_rank": model["rank"],
+            **_lora(model),
             "last_request_time": when(model["used"]),
             "last_checkpoint": last.get(TRAINING),
             "last_sampler_checkpoint": last.get(SAMPLER),
@@ -203,6 +202,10 @@ def _whole(request: Request, name: str, usual: int, most: int) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
         raise HttpError(400, f"{name}: got {text[:50]!r}, expected 0 to {most}")
     return int(text)
+
+
+def _lora(model: Row) -> dict[str, Any]:
+    return {"is_lora": model["rank"] > 0, "lora_rank": model["rank"] or None}
 
 
 def _texts(metadata: str | None) -> dict[str, str] | None:

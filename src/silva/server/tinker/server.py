@@ -37,6 +37,7 @@ class TinkerServer:
         state: folder of the service.
         compute: where `runs` are called.
         places: samples that the engine works on at once.
+        full: runs of all weights in memory.
         log: gets a line for each fault that is not a client's.
 
     Raises:
@@ -51,13 +52,14 @@ class TinkerServer:
         compute: Executor,
         sampler: Sampler,
         places: int,
+        full: int,
         log: Callable[[str], None],
     ) -> None:
         self._weights = state / "weights"
         self._weights.mkdir(parents=True, exist_ok=True)
         self._tables = Tables(state / "tinker.sqlite")
         self._futures, self._log = Futures(self._tables), log
-        self._training = TrainQueue(self._tables, self._futures, runs, compute, self._weights, log)
+        self._training = TrainQueue(self._tables, self._futures, runs, compute, self._weights, full, log)
         self._sampling = SampleQueue(self._tables, self._futures, sampler, places, self._weights, log)
         requests = TinkerRoutes(self._tables, self._futures, self._training, self._sampling, model)
         listings = TinkerListings(self._tables, model)

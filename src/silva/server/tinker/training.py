@@ -4,9 +4,10 @@
         optimizer steps, saves, loads ──> one after the other, at most TURNS of a model
         passes of all models ──────────> ONE call of Runs.passes ──> results, in one transaction
 
-A model lives in memory as long as there is room. What it is made of is on disk: a folder, and the rows of
-requests since then, which are done again (`_revive`) after a restart, a fault or a long pause. They give the
-same weights, so a step whose result was recorded is neither lost nor made twice: its result stays as it was.
+A model lives in memory as long as there is room, of which one whose weights are all trained takes much. What
+it is made of is on disk: a folder, and the rows of requests since then, which are done again (`_revive`)
+after a restart, a fault or a long pause. They give the same weights, so a step whose result was recorded is
+neither lost nor made twice: its result stays as it was.
 Not here: what the passes compute (trainer/tenants/), and sampling.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from silva.errors import OutOfMemory, SilvaError
+from silva.errors import ConfigError, OutOfMemory, SilvaError
 from silva.ports import CLOCK
 from silva.server.parsing import parse, read
 from silva.server.tinker import checkpoints
@@ -70,6 +71,7 @@ class TrainQueue:
     Args:
         compute: where `runs` are called.
         folder: of folders of weights.
+        full: runs of all weights in memory.
         log: gets a line for each fault that is not a client's.
     """
 
@@ -80,10 +82,11 @@ class TrainQueue:
         runs: Runs,
         compute: Executor,
         folder: Path,
+        full: int,
         log: Callable[[str], None],
     ) -> None:
         self._tables, self._futures, self._runs = tables, futures, runs
-        self._compute, self._folder, self._log = compute, folder, log
+        self._compute, self._folder, self._full, self._log = compute, folder, full, log
         self._live: dict[str, int] = {}  # requests since the folder of each, the last used one at the end
         self._wake = asyncio.Event()
 
@@ -124,11 +127,19 @@ class TrainQueue:
         return worked or bool(heads)
 
     async def _heads(self) -> list[Row]:
-        """The next request of each model, those of the model that waited longest first."""
-        return await self._tables.rows(
-            "SELECT r.id, r.line, r.seq, r.kind FROM requests r JOIN models m ON m.id = r.line "
+        """The next request of each model, those of the model that waited longest first.
+
+        Of models whose weights are all trained only as many as memory holds. One with requests since its
+        folder goes on till it has the next one: if it had to leave, these would be done again.
+        """
+        heads = await self._tables.rows(
+            "SELECT r.id, r.line, r.seq, r.kind, m.rank FROM requests r JOIN models m ON m.id = r.line "
             "WHERE r.finished IS NULL AND r.seq = m.done + 1 ORDER BY m.used"
         )
+        full = [head for head in heads if head["rank"] == 0]
+        full.sort(key=lambda head: not 0 < self._live.get(head["line"], 0) < 2 * KEEP_EVERY)
+        waiting = full[max(self._full, 1) :]
+        return [head for head in heads if head not in waiting]
 
     async def _together(self, heads: Sequence[Row]) -> None:
         asked, results = dict[str, Pass](), dict[str, FutureResult]()
@@ -296,6 +307,8 @@ class TrainQueue:
         if name in self._live:
             self._live[name] = self._live.pop(name)
             return model
+        if model["rank"] == 0:
+            await self._make_room_for_all_weights()
         how = {key: bool(model[key]) for key in ("attn", "mlp", "unembed")}
         create = functools.partial(self._runs.create, rank=model["rank"], alpha=ALPHA, seed=model["seed"])
         await self._call(create, name, **how)
@@ -323,9 +336,19 @@ class TrainQueue:
 
     async def _make_room(self) -> None:
         while len(self._live) > LIVE:
-            name = next(iter(self._live))
-            del self._live[name]
-            await self._call(self._runs.drop, name)
+            await self._drop(next(iter(self._live)))
+
+    async def _make_room_for_all_weights(self) -> None:
+        if not self._full:
+            raise ConfigError("rank 0: this server trains adapters alone, expected a rank of 1 or more")
+        names = [row["id"] for row in await self._tables.rows("SELECT id FROM models WHERE rank = 0")]
+        full = [name for name in self._live if name in names]
+        for name in full[: max(0, len(full) + 1 - self._full)]:
+            await self._drop(name)
+
+    async def _drop(self, name: str) -> None:
+        del self._live[name]
+        await self._call(self._runs.drop, name)
 
     def _forget(self, name: str) -> None:
         if self._live.pop(name, None) is not None:

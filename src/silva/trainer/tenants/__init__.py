@@ -1,8 +1,9 @@
-"""Many LoRA runs of many clients, trained on one base model: what they are given and what they give back.
+"""Many runs of many clients, trained on one base model: what they are given and what they give back.
 
 learner.py   the runs: gradients of several in one pass, steps, folders
+full.py      a run that trains all weights
 parts.py     what of a pass goes through the model at once
-folder.py    a run on disk, as PEFT reads it
+folder.py    a run on disk, as PEFT or transformers reads it
 """
 
 from __future__ import annotations

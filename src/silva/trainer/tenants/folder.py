@@ -1,7 +1,9 @@
-"""A run's folder: an adapter that PEFT loads, and beside it what training needs to go on.
+"""A run's folder: an adapter that PEFT loads, or a whole model, and beside it what training needs to go on.
 
     adapter_model.safetensors, adapter_config.json   as PEFT stores them
-    optimizer.safetensors   AdamW's moments (`<parameter>/exp_avg`, ...) and gradients not yet stepped on
+    model.safetensors, config.json, ...   of a run that trains all weights, as transformers stores them
+    optimizer.safetensors   AdamW's moments (`<parameter>/exp_avg`, ...), gradients not yet stepped on, and
+                            the masters of narrow weights
     run.json                what the run is, of which base, and the digests of the other files
 
 No pickle. Not here: that a folder is there whole or not at all, which is the matter of who asks for it.
@@ -11,14 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig
-from torch import nn
+from safetensors import SafetensorError
 
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
@@ -26,19 +28,20 @@ from silva.models.pieces import Pieces, write, written
 from silva.models.snapshots import base_of
 from silva.models.weight_files import let_read
 from silva.ports import FILES
+from silva.trainer.export import export_model
 from silva.trainer.optimizer import Stepper
 from silva.trainer.state import MOMENTS
 
 ADAPTER, OPTIMIZER, RUN = "adapter_model", "optimizer", "run.json"
 CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."  # PEFT's, of the names of parameters
-GRADIENT = "gradient"
+GRADIENT, MASTER = "gradient", "master"
 Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LoraShape:
-    """The rank and the layers of a run's adapters."""
+    """The rank and the layers of a run's adapters; of rank 0, a run trains all weights."""
 
     rank: int
     alpha: float
@@ -47,14 +50,43 @@ class LoraShape:
     unembed: bool
 
 
-def save(loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, *, optimizer: bool) -> None:
-    """Write a run into `folder`, made if missing.
+@dataclass(frozen=True)
+class TenantRun:
+    """A run in memory. `whole`: its copy of the model, if it trains all weights."""
+
+    shape: LoraShape
+    stepper: Stepper
+    whole: LoadedModel | None = None
+
+
+def save(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) -> None:
+    """Write a run over the model `loaded` into `folder`, made if missing.
 
     Raises:
         CheckpointError: a file cannot be written (a full disk, for one).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    parameters = stepper.parameters
+    stepper, shape = run.stepper, run.shape
+    try:
+        if run.whole is None:
+            _save_adapter(loaded, run, folder)
+        else:
+            export_model(run.whole, folder)
+        others = (RUN, f"{OPTIMIZER}.safetensors")  # of what was here before
+        files = sorted(file.name for file in folder.iterdir() if file.name not in others)
+        if optimizer:
+            write(folder, OPTIMIZER, _moments(stepper), 0)
+            files.append(f"{OPTIMIZER}.safetensors")
+        let_read(folder)
+        digests = {name: _digest(folder / name) for name in files}
+        content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
+        FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+
+
+def _save_adapter(loaded: LoadedModel, run: TenantRun, folder: Path) -> None:
+    parameters, shape = run.stepper.parameters, run.shape
     write(folder, ADAPTER, {f"{PREFIX}{name}": each for name, each in parameters.items()}, 0)
     layers = {name.rpartition(".lora_")[0] for name in parameters}
     config = LoraConfig(
@@ -66,18 +98,12 @@ def save(loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, 
     )
     config.inference_mode = True
     config.target_modules = _shortened(loaded, layers)  # sorted: PEFT has made it a set
-    files = [f"{ADAPTER}.safetensors", CONFIG]
-    if optimizer:
-        write(folder, OPTIMIZER, _moments(stepper), 0)
-        files.append(f"{OPTIMIZER}.safetensors")
-    try:
-        config.save_pretrained(str(folder))
-        let_read(folder)
-        digests = {name: _digest(folder / name) for name in files}
-        content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
-        FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written: {error}") from error
+    config.save_pretrained(str(folder))
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Those of the weights of a whole model; none in an adapter's folder."""
+    return sorted(folder.glob("model*.safetensors"))
 
 
 def shape_in(folder: Path) -> LoraShape:
@@ -86,9 +112,7 @@ def shape_in(folder: Path) -> LoraShape:
     return LoraShape(**{name: content[name] for name in LoraShape.__annotations__})
 
 
-def load(
-    loaded: LoadedModel, shape: LoraShape, stepper: Stepper, folder: Path, *, optimizer: bool
-) -> Callable[[], None]:
+def load(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) -> Callable[[], None]:
     """Read what `save` has written.
 
     Returns:
@@ -97,8 +121,8 @@ def load(
     Raises:
         CheckpointError: a file is missing or damaged, or belongs to another model or another kind of run.
     """
-    content = _read(folder)
-    mine = {**asdict(shape), "base": _base(loaded)}
+    content, stepper = _read(folder), run.stepper
+    mine = {**asdict(run.shape), "base": _base(loaded)}
     for name, expected in mine.items():
         if content[name] != expected:
             raise CheckpointError(f"{folder}: a run with {name} {content[name]}, expected {expected}")
@@ -106,28 +130,33 @@ def load(
         if (found := _digest(folder / name)) != digest:
             raise CheckpointError(f"{folder / name}: damaged, its sha256 is {found}, expected {digest}")
     parameters = stepper.parameters
-    weights = _tensors(folder, ADAPTER, {f"{PREFIX}{name}": each for name, each in parameters.items()})
+    prefix, files = (PREFIX, written(folder, ADAPTER)) if run.whole is None else ("", model_files(folder))
+    weights = _tensors(files, {f"{prefix}{name}": each for name, each in parameters.items()})
     steps: Mapping[str, int] = content["steps"] if optimizer else {}
     if unknown := steps.keys() - parameters.keys():
         raise CheckpointError(f"{folder / RUN}: steps of {sorted(unknown)[0]}, which this run has not")
     saved: Tensors = {}
+    masters = stepper.masters
     if optimizer:
         if f"{OPTIMIZER}.safetensors" not in content["files"]:
             raise CheckpointError(f"{folder}: saved without its optimizer, so it cannot be loaded with it")
-        of_step = {f"{name}/{moment}": parameters[name] for name in steps for moment in MOMENTS}
-        pending = {f"{name}/{GRADIENT}": each for name, each in parameters.items()}
-        saved = _tensors(folder, OPTIMIZER, of_step, pending)
+        of_step = {f"{name}/{moment}": masters[name] for name in steps for moment in MOMENTS}
+        pending = {f"{name}/{GRADIENT}": each for name, each in masters.items()}
+        saved = _tensors(written(folder, OPTIMIZER), of_step | _narrow(stepper), pending)
 
     @torch.no_grad()
     def apply() -> None:
-        stepper.begin()
         for name, parameter in parameters.items():
-            parameter.copy_(weights[f"{PREFIX}{name}"])
+            parameter.copy_(weights[f"{prefix}{name}"])
+        stepper.adopt()
+        for name, parameter in parameters.items():
+            if (master := saved.get(f"{name}/{MASTER}")) is not None:
+                stepper.masters[name].copy_(master)
             if (gradient := saved.get(f"{name}/{GRADIENT}")) is not None:
                 parameter.grad = gradient
         for name, step in steps.items():
-            stepper.optimizer.state[parameters[name]] = {
-                "step": torch.tensor(float(step), dtype=torch.float32, device=parameters[name].device),
+            stepper.optimizer.state[masters[name]] = {
+                "step": torch.tensor(float(step), dtype=torch.float32, device=masters[name].device),
                 **{moment: saved[f"{name}/{moment}"] for moment in MOMENTS},
             }
 
@@ -135,19 +164,28 @@ def load(
 
 
 def _moments(stepper: Stepper) -> Tensors:
-    found: Tensors = {}
+    found: Tensors = _narrow(stepper)
     for name, parameter in stepper.parameters.items():
-        if state := stepper.optimizer.state.get(parameter):
+        if state := stepper.optimizer.state.get(stepper.masters[name]):
             found |= {f"{name}/{moment}": state[moment] for moment in MOMENTS}
         if parameter.grad is not None:
             found[f"{name}/{GRADIENT}"] = parameter.grad
     return found
 
 
-def _tensors(folder: Path, name: str, needed: Mapping[str, nn.Parameter],
-             others: Mapping[str, nn.Parameter] | None = None) -> Tensors:  # fmt: skip
-    """Those of a file: all that are needed, and others if they are there."""
-    with Pieces(written(folder, name)) as pieces:
+def _narrow(stepper: Stepper) -> Tensors:
+    """The masters of weights that are not their own."""
+    masters = stepper.masters.items()
+    return {f"{name}/{MASTER}": each for name, each in masters if each is not stepper.parameters[name]}
+
+
+def _tensors(
+    files: Sequence[Path],
+    needed: Mapping[str, torch.Tensor],
+    others: Mapping[str, torch.Tensor] | None = None,
+) -> Tensors:
+    """Those of the files: all that are needed, and others if they are there."""
+    with Pieces(files) as pieces:
         there = pieces.describe()
         expected = {**needed, **{each: like for each, like in (others or {}).items() if each in there}}
         pieces.check(expected)

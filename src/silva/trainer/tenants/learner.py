@@ -12,18 +12,17 @@
 
 A run has the bits that it would have alone: no sum over tokens mixes parts, and the rows of products that all
 share have the same bits in any company (row_rules.py). Where they have not (on a GPU, with experts, or if no
-number of rows suffices), each part has a pass of its own.
+number of rows suffices), each part has a pass of its own. So has each part of a run that trains all weights:
+it has a copy of the model (full.py).
 
 Not here: the order of requests, who may do what, when a run goes to disk.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +30,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from silva.algorithms import summed
-from silva.errors import CapabilityError, NonFiniteError, OutOfMemory, RecordError, SilvaError
+from silva.errors import CapabilityError, ModelError, NonFiniteError, OutOfMemory, RecordError, SilvaError
 from silva.models.attention import SideBySide
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, copied
 from silva.models.lora_runs import LoraRuns
 from silva.models.row_rules import RowRule, of_training
 from silva.models.trie import build
@@ -45,34 +43,11 @@ from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.policy import attention_over
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.tenants import AdamParams, Pass, Passed, folder
-from silva.trainer.tenants.folder import LoraShape
-from silva.trainer.tenants.parts import PassPart, check, cut, part_of
+from silva.trainer.tenants.folder import LoraShape, TenantRun
+from silva.trainer.tenants.full import full_run, through
+from silva.trainer.tenants.parts import PassPart, PassWork, check, cut, part_of
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import OptimParams
-
-
-@dataclass(frozen=True)
-class _Run:
-    shape: LoraShape
-    stepper: Stepper
-
-
-@dataclass
-class _Work:
-    """A pass in the making."""
-
-    asked: Pass
-    waiting: deque[list[int]]  # data of the parts to come
-    next: PassPart | None = None
-    logprobs: dict[int, np.ndarray] = field(default_factory=dict)
-    total: float = 0.0
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    error: SilvaError | None = None
-
-    def add(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
-        for name, gradient in zip(names, gradients, strict=True):
-            so_far = self.gradients.get(name)
-            self.gradients[name] = gradient if so_far is None else so_far + gradient
 
 
 class _RunHead(Head):
@@ -90,7 +65,7 @@ class _RunHead(Head):
 
 
 class Tenants:
-    """Trains the LoRA runs of many clients on one plain model, which stays as it is.
+    """Trains the runs of many clients on one plain model, which stays as it is.
 
     Args:
         settings: the budget of a pass, and whether layers are computed again in the backward pass.
@@ -109,6 +84,7 @@ class Tenants:
         if loaded.lora:
             raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
         self.loaded, self._settings = loaded, settings
+        self._plain = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         model, head = loaded.model, loaded.model.get_output_embeddings()
         (name,) = [name for name, module in model.named_modules() if module is head]
         layers = Lora().targets if targets is None else targets
@@ -116,7 +92,7 @@ class Tenants:
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self.rule = _rule(loaded)
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, TenantRun] = {}
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -126,16 +102,28 @@ class Tenants:
     def create(
         self, run: str, *, rank: int, alpha: float, seed: int, attn: bool, mlp: bool, unembed: bool
     ) -> None:
-        """Begin a run with fresh adapters, which change nothing yet; arguments as of `LoraRuns.add`."""
+        """Begin a run with fresh adapters, which change nothing yet; arguments as of `LoraRuns.add`.
+
+        Args:
+            rank: 0: the run trains all weights of a copy of the model (full.py).
+
+        Raises:
+            CapabilityError: such a copy does not fit into memory, or the model cannot be trained so.
+        """
         shape = LoraShape(rank, alpha, attn, mlp, unembed)
+        if rank == 0:
+            if run in self._runs:
+                raise ModelError(f"run {run}: it exists, expected the name of a new run")
+            self._runs[run] = full_run(self._plain, shape, self._settings, f"run {run}")
+            return
         made = self._adapters.add(run, rank, alpha, seed, attn=attn, mlp=mlp, unembed=unembed)
-        self._runs[run] = _Run(shape, Stepper(made, most=sys.maxsize, of=f"run {run}"))
+        self._runs[run] = TenantRun(shape, Stepper(made, most=sys.maxsize, of=f"run {run}"))
 
     def drop(self, run: str) -> None:
         """Forget a run."""
-        self._get(run)
+        if self._get(run).whole is None:
+            self._adapters.remove(run)
         del self._runs[run]
-        self._adapters.remove(run)
 
     def passes(self, passes: Sequence[Pass]) -> list[Passed | SilvaError]:
         """Compute passes, those of several runs together, and add their gradients to the runs'.
@@ -146,7 +134,7 @@ class Tenants:
             Of each pass what it has found, or why it failed: then its run's gradient is what it was before.
         """
         works = [self._begun(each) for each in passes]
-        queues: defaultdict[str, deque[_Work]] = defaultdict(deque)
+        queues: defaultdict[str, deque[PassWork]] = defaultdict(deque)
         for work in works:
             queues[work.asked.run].append(work)
         while together := self._next(queues):
@@ -192,8 +180,7 @@ class Tenants:
             optimizer: with all that training needs to go on bit for bit: moments, and a gradient that has not
                 been stepped on.
         """
-        mine = self._get(run)
-        folder.save(self.loaded, mine.shape, mine.stepper, path, optimizer=optimizer)
+        folder.save(self.loaded, self._get(run), path, optimizer=optimizer)
 
     def load(self, run: str, path: Path, *, optimizer: bool) -> None:
         """Bring a run to what `save` has written, of this one or another of the same kind.
@@ -204,8 +191,7 @@ class Tenants:
         Raises:
             CheckpointError: the folder is damaged, or of another model or kind of run. Nothing has changed.
         """
-        mine = self._get(run)
-        folder.load(self.loaded, mine.shape, mine.stepper, path, optimizer=optimizer)()
+        folder.load(self.loaded, self._get(run), path, optimizer=optimizer)()
 
     def park(self, run: str, path: Path) -> None:
         """Leave an idle run on disk only."""
@@ -223,17 +209,16 @@ class Tenants:
             raise
 
     def parameters(self, run: str) -> Mapping[str, nn.Parameter]:
-        """Its adapters, by the names of their layers in the plain model."""
-        self._get(run)
-        return self._adapters.parameters(run)
+        """Its adapters, by the names of their layers in the plain model, or all its weights."""
+        return self._get(run).stepper.parameters
 
-    def _get(self, run: str) -> _Run:
+    def _get(self, run: str) -> TenantRun:
         if run not in self._runs:  # the names of others are not this client's to know
             raise RecordError(f"run {run}: got no run of this name in memory")
         return self._runs[run]
 
-    def _begun(self, each: Pass) -> _Work:
-        work = _Work(each, deque())
+    def _begun(self, each: Pass) -> PassWork:
+        work = PassWork(each, deque())
         try:
             self._get(each.run)
             check(each, self.loaded)
@@ -242,9 +227,9 @@ class Tenants:
             work.error = error
         return work
 
-    def _next(self, queues: Mapping[str, deque[_Work]]) -> list[_Work]:
+    def _next(self, queues: Mapping[str, deque[PassWork]]) -> list[PassWork]:
         """The works whose next parts are computed together: all with a backward pass, or all without."""
-        chosen: list[_Work] = []
+        chosen: list[PassWork] = []
         left = self._settings.micro_batch_tokens
         for queue in queues.values():
             while queue and (queue[0].error or not (queue[0].waiting or queue[0].next)):
@@ -252,7 +237,7 @@ class Tenants:
             if not queue:
                 continue
             work = queue[0]
-            if chosen and (self.rule is None or work.asked.backward != chosen[0].asked.backward):
+            if chosen and not self._fit(chosen[0], work):
                 continue
             work.next = work.next or part_of(work.asked, work.waiting.popleft(), self.loaded)
             if not chosen or len(work.next) <= left:
@@ -260,19 +245,29 @@ class Tenants:
                 left -= len(work.next)
         return chosen
 
-    def _compute(self, works: Sequence[_Work]) -> None:
+    def _fit(self, one: PassWork, other: PassWork) -> bool:
+        """Whether their parts may be computed together."""
+        of_base = all(self._get(each.asked.run).whole is None for each in (one, other))
+        return self.rule is not None and of_base and one.asked.backward == other.asked.backward
+
+    def _compute(self, works: Sequence[PassWork]) -> None:
         """One part of each work. Where memory runs out all of these fail."""
+        first = self._get(works[0].asked.run)
         try:
             memory = explained_memory(self._settings, f"training {len(works)} runs at once")
-            with memory, training_mode(self.loaded.model), torch.set_grad_enabled(works[0].asked.backward):
-                self._through(works)
+            model = (first.whole or self.loaded).model
+            with memory, training_mode(model), torch.set_grad_enabled(works[0].asked.backward):
+                if first.whole is None:
+                    self._through(works)
+                else:
+                    through(first.whole, first.stepper, works[0])
         except OutOfMemory as error:
             for work in works:
                 work.error = error
         for work in works:
             work.next = None
 
-    def _through(self, works: Sequence[_Work]) -> None:
+    def _through(self, works: Sequence[PassWork]) -> None:
         parts = [work.next for work in works if work.next]
         tries = [part.pack.trie for part in parts]
         tokens = [part.pack.tokens for part in parts]
@@ -297,29 +292,21 @@ class Tenants:
                 pulls[start:stop] = self._loss(work, part, hidden[start:stop].detach())
             self._backward(works, hidden, pulls)
 
-    def _loss(self, work: _Work, part: PassPart, hidden: torch.Tensor) -> torch.Tensor | float:
+    def _loss(self, work: PassWork, part: PassPart, hidden: torch.Tensor) -> torch.Tensor | float:
         """Head and loss of a part; the gradient of its hidden states [U, H], 0 without one."""
         asked, pack, run = work.asked, part.pack, work.asked.run
         hidden.requires_grad_(asked.backward)
         head = _RunHead(self.loaded, self._adapters, run)
         found, _ = head(read(hidden, pack.predictors), pack.targets, pack.temperatures)
         logprobs = read(found, pack.pairs)
-        total = summed.named(asked.loss).total(logprobs, pack.rows, part.inputs, asked.params)
-        if not math.isfinite(number := float(total.detach())):
-            work.error = NonFiniteError(f"run {run}: the loss {asked.loss} is {number}")
-            return 0.0
-        work.total += number
-        sizes = [len(asked.data[number].tokens) for number in part.data]
-        for datum, values in zip(part.data, logprobs.detach().cpu().split(sizes), strict=True):
-            work.logprobs[datum] = values.numpy()
-        if not asked.backward:
+        if (total := work.loss(part, logprobs)) is None:
             return 0.0
         leaves = self._leaves(run, of_head=True)
         of_hidden, *of_head = torch.autograd.grad(total, [hidden, *leaves.values()])
         work.add([*leaves], of_head)
         return of_hidden
 
-    def _backward(self, works: Sequence[_Work], hidden: torch.Tensor, pulls: torch.Tensor) -> None:
+    def _backward(self, works: Sequence[PassWork], hidden: torch.Tensor, pulls: torch.Tensor) -> None:
         """From the hidden states to the adapters."""
         leaves = [(work, name, leaf) for work in works if work.asked.backward
                   for name, leaf in self._leaves(work.asked.run, of_head=False).items()]  # fmt: skip
@@ -333,9 +320,10 @@ class Tenants:
         kind, layers = self._adapters.kind, self._adapters.parameters(run)
         return {n: p for n, p in layers.items() if (kind(n.rpartition(".lora_")[0]) == "unembed") == of_head}
 
-    def _commit(self, work: _Work) -> None:
-        for name, parameter in self._adapters.parameters(work.asked.run).items():
-            gradient = work.gradients[name]
+    def _commit(self, work: PassWork) -> None:
+        parameters = self._get(work.asked.run).stepper.parameters
+        for name in [*work.gradients]:
+            parameter, gradient = parameters[name], work.gradients.pop(name)
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
@@ -347,6 +335,6 @@ def _rule(loaded: LoadedModel) -> RowRule | None:
     return of_training(module for module in decoder.modules() if isinstance(module, nn.Linear | Conv1D))
 
 
-def _passed(work: _Work) -> Passed:
+def _passed(work: PassWork) -> Passed:
     logprobs = [work.logprobs[number] for number in range(len(work.asked.data))]
     return Passed(logprobs, {"loss:sum": work.total})

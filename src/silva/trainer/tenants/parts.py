@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from silva.algorithms import summed
-from silva.errors import RecordError
+from silva.errors import NonFiniteError, RecordError, SilvaError
 from silva.models.loading import LoadedModel
 from silva.models.trie import build
 from silva.trainer.head import wide
@@ -29,6 +30,38 @@ class PassPart:
 
     def __len__(self) -> int:
         return len(self.pack.trie)
+
+
+@dataclass
+class PassWork:
+    """A pass in the making."""
+
+    asked: Pass
+    waiting: deque[list[int]]  # data of the parts to come
+    next: PassPart | None = None
+    logprobs: dict[int, np.ndarray] = field(default_factory=dict)
+    total: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    error: SilvaError | None = None
+
+    def loss(self, part: PassPart, logprobs: torch.Tensor) -> torch.Tensor | None:
+        """Of a part, from the log-probabilities of its targets; None: it has no gradient, as it is not
+        finite, which is the pass's error, or nobody has asked for one."""
+        asked = self.asked
+        total = summed.named(asked.loss).total(logprobs, part.pack.rows, part.inputs, asked.params)
+        if not math.isfinite(number := float(total.detach())):
+            self.error = NonFiniteError(f"run {asked.run}: the loss {asked.loss} is {number}")
+            return None
+        self.total += number
+        sizes = [len(asked.data[number].tokens) for number in part.data]
+        for datum, values in zip(part.data, logprobs.detach().cpu().split(sizes), strict=True):
+            self.logprobs[datum] = values.numpy()
+        return total if asked.backward else None
+
+    def add(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
+        for name, gradient in zip(names, gradients, strict=True):
+            so_far = self.gradients.get(name)
+            self.gradients[name] = gradient if so_far is None else so_far + gradient
 
 
 def check(each: Pass, loaded: LoadedModel) -> None:
