@@ -175,10 +175,16 @@ class Timed(SilvaDialect):
             await super().load(peer, snapshot, timeout)
 
     async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        start: int,
+        version: int,
+        adapter: Path | None = None,
+        top: int = 0,
     ) -> ServedResult[TokenScores]:
         with self.clock("probe"):
-            return await super().score(peer, tokens, start, version)
+            return await super().score(peer, tokens, start, version, adapter, top)
 
 
 def beside_a_server(case: Case, flags: Sequence[str], work: Path, rounds: int, threads: int) -> list[Row]:

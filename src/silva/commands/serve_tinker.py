@@ -3,10 +3,14 @@ clients."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
 
 from silva import process, signals
 from silva.assembly import Assembly
@@ -16,9 +20,12 @@ from silva.commands.serve import checked_bind, say, served, served_name
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
-from silva.models.loading import generation_stops, resolve
+from silva.models.loading import LoadedModel, copied, generation_stops, resolve
+from silva.server.tinker.adapters import FolderSampler, ServedSampler
+from silva.server.tinker.whole_models import WholeModels
 
 PLACES = 128  # samples in the engine, which decodes some of them and has the next ones at hand
+PROBE = tuple(range(1, 17))  # tokens that every vocabulary has
 EXTRA = 'pip install "silva[services]"'
 
 
@@ -45,63 +52,102 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
         raise CapabilityError(f"silva serve tinker needs {error.name}: {EXTRA}") from error
     keys = ApiKeys([key.strip() for key in config.placement.key.split(",") if key.strip()])
     bind, _ = checked_bind(config, "tinker", given.options)
-    full = _full(given.options.get("--full", "1"))
     process.prepare()
     with ExitStack() as stack:
-        server = _server(here(config), Path(given.options.get("--state", "tinker")).absolute(), full, stack)
+        server = _server(here(config), given, stack)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=keys)  # fmt: skip
         return served(app, bind, f"tinker: {served_name(config, None)}", server.working())
 
 
-def _full(given: str) -> int:
-    if not given.isdecimal():
-        raise ConfigError(f"--full: got {given!r}, expected a number, 0 or more")
-    return int(given)
-
-
-def _server(config: RunConfig, state: Path, full: int, stack: ExitStack) -> Any:
-    from silva.models.loading import copied
-    from silva.server.tinker.adapters import FolderSampler
+def _server(config: RunConfig, given: Given, stack: ExitStack) -> Any:
     from silva.server.tinker.routes import ServedModel
     from silva.server.tinker.server import TinkerServer
-    from silva.server.tinker.whole_models import WholeModels
     from silva.trainer.tenants.learner import Tenants
 
     if config.model.lora is not None:
         raise ConfigError("model.lora: a Tinker service gives every run its own adapters; leave it out")
+    state = Path(given.options.get("--state", "tinker")).absolute()
     try:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--state: {error}; expected a folder, or a place for one") from error
-    parts = Assembly(config)
+    parts = Assembly(config, say=say)
     stack.callback(parts.close, wait=False)
-    engine: Any = parts.engine  # before adapters are installed: it has modules of its own
-    if not hasattr(engine, "load_adapter"):
-        raise CapabilityError("silva serve tinker: expected an engine that takes adapters, such as local")
-    for note in engine.notes:
+    sampler = _sampler(parts)  # before adapters are installed: an engine here has modules of its own
+    for note in parts.engine.notes:
         say(note)
     settings: Any = config.trainer  # the budget of a pass
-    weights = parts.model.model
-    plain = copied(parts.model, [*weights.parameters(), *weights.buffers()])
-
-    def engine_of_whole_models() -> Any:
-        others = Assembly(config, compute=parts.compute)
-        others.model = copied(plain, [])
-        return others.engine
-
-    runs = parts.compute.run(Tenants, parts.model, settings)
-    stops = generation_stops(config.model) or parts.renderer.stop_token_ids
-    context = engine.capabilities.context
-    whole = WholeModels(engine_of_whole_models)
-    sampler = FolderSampler(engine, context, parts.renderer.vocabulary, stops, whole)
+    own = isinstance(sampler, FolderSampler)
+    full = _full(given.options.get("--full", "1" if own else "0"), own)
+    runs = parts.compute.run(Tenants, parts.model, settings, head=own)
     model = ServedModel(
         served_name(config, None),
         _tokenizer(config, parts, state),
         parts.model.model.config.model_type,
-        context,
+        sampler.context,
     )
     return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, full, say)
+
+
+def _sampler(parts: Assembly) -> FolderSampler | ServedSampler:
+    """Of the engine that the configuration names."""
+    engine: Any = parts.engine
+    stops = generation_stops(parts.config.model) or parts.renderer.stop_token_ids
+    vocabulary = parts.renderer.vocabulary
+    if getattr(engine, "folders", False):
+        scores = asyncio.run(_met(engine))
+        apart = max(abs(scores - parts.compute.run(_scores, parts.model)))
+        if not apart <= (most := engine.probe_tolerance):
+            raise ConfigError(
+                f"engine: the log-probabilities of its servers' model are {apart:.3g} from those of "
+                f"{served_name(parts.config, None)}, expected at most {most:g} (engine.probe_tolerance); "
+                "give both the same model"
+            )
+        return ServedSampler(engine, engine.capabilities.context, vocabulary, stops)
+    if not hasattr(engine, "load_adapter"):
+        raise CapabilityError(
+            "silva serve tinker: expected an engine that takes adapters: "
+            'engine.type = "local", or "http" with engine.dialect = "vllm"'
+        )
+    weights = parts.model.model
+    plain = copied(parts.model, [*weights.parameters(), *weights.buffers()])
+
+    def engine_of_whole_models() -> Any:
+        others = Assembly(parts.config, compute=parts.compute)
+        others.model = copied(plain, [])
+        return others.engine
+
+    whole = WholeModels(engine_of_whole_models)
+    return FolderSampler(engine, engine.capabilities.context, vocabulary, stops, whole)
+
+
+async def _met(engine: Any) -> np.ndarray:
+    """Servers are asked what they can do, and for log-probabilities; another event loop is theirs then."""
+    try:
+        await engine.connect()
+        return np.array((await engine.score(PROBE, 1)).logprobs)
+    finally:
+        await engine.close()
+
+
+def _scores(loaded: LoadedModel) -> np.ndarray:
+    """Log-probabilities of the same tokens here."""
+    tokens = torch.tensor([PROBE], device=loaded.device)
+    with torch.inference_mode():
+        rows = loaded.model(tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
+    return rows.gather(1, tokens[0, 1:, None])[:, 0].cpu().numpy()  # type: ignore[no-any-return]
+
+
+def _full(given: str, own: bool) -> int:
+    if not given.isdecimal():
+        raise ConfigError(f"--full: got {given!r}, expected a number, 0 or more")
+    if int(given) and not own:
+        raise CapabilityError(
+            f"--full {given}: the engine's servers have one model and adapters; expected 0, or "
+            'engine.type = "local"'
+        )
+    return int(given)
 
 
 def _tokenizer(config: RunConfig, parts: Assembly, state: Path) -> str:

@@ -6,16 +6,19 @@ import asyncio
 import base64
 import io
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.virtual_clock import now
 
+from silva.engines.remote import vllm_adapters
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.vllm import VllmDialect, estimated_entropies
 from silva.engines.remote.weights import PROBE
+from silva.engines.remote.wire import SilvaDialect
 from silva.errors import CapabilityError, EngineError
 from silva.routes import to_text
 from silva.types import SamplingParams, Snapshot, TokenScores, WeightFolder
@@ -241,6 +244,50 @@ async def test_requests_name_the_adapter_of_the_version_and_nobody_waits() -> No
     await dialect.facts(peer, 1.0)  # of a server that was started again, whose model is the base
     await dialect.sample(peer, [1], SamplingParams(1), 0)
     assert peer.calls[-1][1]["model"] == "m"
+
+
+async def test_a_request_may_name_the_folder_of_an_adapter(tmp_path: Path, monkeypatch) -> None:
+    """Which is loaded once, on each server, and again on one that was started again."""
+    monkeypatch.setattr(vllm_adapters, "KNOWN", 2)
+    peer: Any = Adapters("b")
+    dialect = await met(peer)
+    folders = {name: tmp_path / name for name in "abc"}
+
+    async def ask(name: str) -> Any:
+        await dialect.sample(peer, [1, 2, 3], SamplingParams(1), 0, folders[name])
+        return peer.calls[-1][1]["model"]
+
+    assert await asyncio.gather(*(ask(name) for name in "aabba")) == ["a", "a", "b", "b", "a"]
+    told = [(path, body) for path, body in peer.calls if "lora" in path]
+    assert told == [("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": str(tmp_path / "a")})]
+    await ask("a")
+    await ask("c")
+    assert peer.loaded == ["a", "c"]  # the name that was used longest ago is forgotten there too
+    peer.loaded.clear()
+    peer.answers["/v1/completions"] = Refused("HTTP 404: The model `a` does not exist.", 404)
+    with pytest.raises(Unreachable, match="has lost the adapter a"):
+        await ask("a")
+    peer.answers["/v1/completions"] = completion([5], [0.0], [{"token_id:5": 0.0}])
+    assert await ask("a") == "a" and peer.loaded == ["a"]
+
+    async def tell(path: str, body: Any, *, timeout: float | None = None) -> bytes:
+        raise Refused("HTTP 404: Not Found", 404)
+
+    peer.tell = tell
+    with pytest.raises(CapabilityError, match=r"has not loaded the adapter .*/b .*expected vLLM with"):
+        await ask("b")
+    with pytest.raises(CapabilityError, match="silva inference has one model"):
+        await SilvaDialect().sample(peer, [1], SamplingParams(1), 0, folders["a"])
+
+
+async def test_the_likeliest_tokens_of_a_text_are_told() -> None:
+    rows = [None, {"2": {"logprob": -3.0}, "8": {"logprob": -1.0}, "9": {"logprob": -2.0}}]
+    peer: Any = VllmPeer()
+    dialect = await met(peer)
+    peer.answers["/v1/completions"] = completion([1], [0.0], [{}], prompt_logprobs=rows)
+    found = (await dialect.score(peer, [1, 2], 1, 6, top=2)).found
+    assert found == TokenScores((-3.0,), (8,), (-1.0,), 6, (((8, -1.0), (9, -2.0)),))
+    assert peer.calls[-1][1]["prompt_logprobs"] == 2
 
 
 async def test_adapters_are_loaded_where_the_server_has_the_route_and_the_model_has_any() -> None:

@@ -25,6 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from silva.engines.remote.servers import Server, may_pass
@@ -128,10 +129,26 @@ class HttpEngine:
             found.update(server.counts)  # type: ignore[arg-type]
         return found
 
-    async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
+    @property
+    def probe_tolerance(self) -> float:
+        """How far log-probabilities of servers with the same model may differ."""
+        return self._settings.probe_tolerance
+
+    @property
+    def folders(self) -> bool:
+        """Whether requests may name the folder of an adapter."""
+        return self._dialect.folders
+
+    async def sample(
+        self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: Path | None = None
+    ) -> Completion:
         """Continue `tokens`.
 
+        Args:
+            adapter: a folder of one, as PEFT stores it, whose name is its own for ever.
+
         Raises:
+            CapabilityError: servers that take no such adapters.
             ContextOverflow: the prompt leaves no room for a token.
             NoReply: every try failed.
             EngineError: no server can answer, or the request is refused.
@@ -142,7 +159,7 @@ class HttpEngine:
         asked = dataclasses.replace(params, max_tokens=min(room, params.max_tokens))
 
         def ask(server: Server) -> Coroutine[Any, Any, ServedResult[Completion]]:
-            return self._dialect.sample(server.peer, prompt, asked, server.version)
+            return self._dialect.sample(server.peer, prompt, asked, server.version, adapter)
 
         def oldest(found: Completion) -> int:
             return min(found.versions, default=sys.maxsize)
@@ -152,8 +169,14 @@ class HttpEngine:
             return dataclasses.replace(found, stop_reason="context_overflow")
         return found
 
-    async def score(self, tokens: Sequence[int], start: int) -> TokenScores:
+    async def score(
+        self, tokens: Sequence[int], start: int, *, adapter: Path | None = None, top: int = 0
+    ) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
+
+        Args:
+            adapter: as of `sample`.
+            top: how many of the likeliest tokens are told for each place.
 
         Raises: as `sample`.
         """
@@ -164,7 +187,7 @@ class HttpEngine:
         text = [int(token) for token in tokens]
 
         def ask(server: Server) -> Coroutine[Any, Any, ServedResult[TokenScores]]:
-            return self._dialect.score(server.peer, text, start, server.version)
+            return self._dialect.score(server.peer, text, start, server.version, adapter, top)
 
         return await self._asked(ask, lambda found: found.version, text, "", 0)
 

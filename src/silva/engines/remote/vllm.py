@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from silva.engines.remote.vllm_adapters import LOAD, UNLOAD, FolderAdapters
 from silva.engines.remote.wire import Facts, Pulse, ServedResult, read_answer, sampling_fields
 from silva.errors import CapabilityError, EngineError
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
 
 IMPOSSIBLE = -9000.0  # vLLM writes -9999 for a log-probability of minus infinity
 ROUNDING = 1e-4  # by which the likeliest probabilities of a row may add up to too much or too little
-ADAPTERS = "/v1/load_lora_adapter"
 RESUME = 10.0  # seconds; nobody waits longer for a server that is gone, and `facts` resumes it later
 LARGE_VOCABULARY = 1 << 18  # where the real size is unknown; it moves the estimate of an entropy little
 
@@ -45,6 +46,8 @@ class VllmDialect:
             and its core answers nobody.
     """
 
+    folders = True
+
     def __init__(
         self,
         model: str = "",
@@ -58,6 +61,7 @@ class VllmDialect:
         self._model, self._top, self._reload, self._lora = model, top_logprobs, reload, lora
         self._vocabulary, self._sent = vocabulary or LARGE_VOCABULARY, sent
         self._models: dict[str, str] = {}  # what requests name, by address
+        self._adapters = FolderAdapters()
         self._tells: set[str] = set()  # addresses of servers that say whether their core answers
 
     async def facts(self, peer: Peer, timeout: float) -> Facts:
@@ -76,6 +80,7 @@ class VllmDialect:
 
         answer = await peer.get("/v1/models", timeout=timeout)
         self._models[peer.address], context = read_answer(peer, "/v1/models", answer, read)
+        self._adapters.forget(peer)
         number = (await peer.get("/version", timeout=timeout))["version"]
         notes = ["vLLM: entropies are estimates, and the last bits of log-probabilities do not repeat"]
         try:
@@ -104,9 +109,15 @@ class VllmDialect:
         return Pulse(computes=asks)
 
     async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        version: int,
+        adapter: Path | None = None,
     ) -> ServedResult[Completion]:
-        answer = await self._complete(peer, sampling_fields(tokens, params) | {"logprobs": self._top})
+        asked = sampling_fields(tokens, params) | {"logprobs": self._top}
+        answer = await self._complete(peer, asked, adapter=adapter)
 
         def read(answer: Any) -> ServedResult[Completion]:
             (choice,) = answer["choices"]
@@ -129,18 +140,26 @@ class VllmDialect:
         return read_answer(peer, "/v1/completions", answer, read)
 
     async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        start: int,
+        version: int,
+        adapter: Path | None = None,
+        top: int = 0,
     ) -> ServedResult[TokenScores]:
         """vLLM samples a token more, so the text must be shorter than the context by one."""
-        body = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
-        answer = await self._complete(peer, body)
+        body = {"prompt": list(tokens), "max_tokens": 1, "temperature": 0.0,
+                "prompt_logprobs": max(top, 1)}  # fmt: skip
+        answer = await self._complete(peer, body, adapter=adapter)
 
         def read(answer: Any) -> ServedResult[TokenScores]:
             rows = answer["choices"][0]["prompt_logprobs"][start:]
             own = tuple(row[str(token)]["logprob"] for row, token in zip(rows, tokens[start:], strict=True))
-            best = [max(row.items(), key=lambda each: each[1]["logprob"]) for row in rows]
-            likeliest = tuple(int(token) for token, _ in best), tuple(e["logprob"] for _, e in best)
-            return ServedResult(TokenScores(own, *likeliest, version))
+            pairs = [[(int(token), float(each["logprob"])) for token, each in row.items()] for row in rows]
+            best = [tuple(sorted(row, key=lambda pair: -pair[1])[: max(top, 1)]) for row in pairs]
+            likeliest = tuple(row[0][0] for row in best), tuple(row[0][1] for row in best)
+            return ServedResult(TokenScores(own, *likeliest, version, tuple(best) if top else ()))
 
         return read_answer(peer, "/v1/completions", answer, read)
 
@@ -191,7 +210,7 @@ class VllmDialect:
     async def _loads_adapters(self, peer: Peer, timeout: float) -> bool:
         """Whether there is the route; a request without a name is refused there."""
         try:
-            await peer.tell(ADAPTERS, {"lora_name": "", "lora_path": ""}, timeout=timeout)
+            await peer.tell(LOAD, {"lora_name": "", "lora_path": ""}, timeout=timeout)
         except Refused as refused:
             return refused.status not in (404, 405)
         return True
@@ -201,24 +220,36 @@ class VllmDialect:
         answer = await peer.get("/v1/models", timeout=timeout)
         known = read_answer(peer, "/v1/models", answer, lambda a: [str(each["id"]) for each in a["data"]])
         if name not in known:
-            await peer.tell(ADAPTERS, {"lora_name": name, "lora_path": path}, timeout=timeout)
+            await peer.tell(LOAD, {"lora_name": name, "lora_path": path}, timeout=timeout)
         before, self._models[peer.address] = self._models[peer.address], name
         for each in known:  # but the one before, which requests on their way may name
             if each.startswith("version-") and each not in (name, before):
-                await peer.tell("/v1/unload_lora_adapter", {"lora_name": each}, timeout=timeout)
+                await peer.tell(UNLOAD, {"lora_name": each}, timeout=timeout)
 
     async def sleep(self, peer: Peer, timeout: float) -> None:
         """vLLM keeps its memory: waking it up would need weights, which sleep mode keeps on GPUs only."""
 
-    async def _complete(self, peer: Peer, body: Mapping[str, Any], timeout: float | None = None) -> Any:
+    async def _complete(
+        self,
+        peer: Peer,
+        body: Mapping[str, Any],
+        timeout: float | None = None,
+        adapter: Path | None = None,
+    ) -> Any:
         more = {
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # as text, two tokens may be the same
             "ignore_eos": True,  # `stop_token_ids` say all
             "skip_special_tokens": False,  # stop strings see them, as those of the local engine do
         }
-        asked = {"model": self._models[peer.address], **body, **more}
-        return await peer.post("/v1/completions", asked, timeout=timeout)
+        name = await self._adapters.named(peer, adapter) if adapter else self._models[peer.address]
+        try:
+            return await peer.post("/v1/completions", {"model": name, **body, **more}, timeout=timeout)
+        except Refused as refused:
+            if adapter is None or refused.status != 404:
+                raise
+            self._adapters.forget(peer, name)  # it has been started again
+            raise Unreachable(f"the {peer.name} at {peer.address} has lost the adapter {name}") from refused
 
     async def _check_mode(self, peer: Peer, timeout: float) -> bool:
         """The only token that top_k = 1 leaves is certain, unless these are the model's own numbers.

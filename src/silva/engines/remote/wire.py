@@ -18,6 +18,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -71,19 +72,36 @@ class ServedResult(NamedTuple, Generic[T]):
 class Dialect(Protocol):
     """`version` is what the client knows the server to hold; `timeout` in seconds. Sampling and scoring have
     none: how long they take depends on what else is asked. `core`: seconds that what computes may take to
-    give a sign of life; 0: it is not asked.
+    give a sign of life; 0: it is not asked. `adapter`: a folder of one, as PEFT stores it, whose name is its
+    own for ever; the server must see it. `top`: how many of the likeliest tokens are told for each place.
+
+    Attributes:
+        folders: adapters may be given by their folders.
 
     Raises:
         Unreachable, Refused: from `Peer`; Unreachable also for an answer that makes no sense.
     """
 
+    folders: bool
+
     async def facts(self, peer: Peer, timeout: float) -> Facts: ...
     async def alive(self, peer: Peer, timeout: float, core: float) -> Pulse: ...
     async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        version: int,
+        adapter: Path | None = None,
     ) -> ServedResult[Completion]: ...
     async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        start: int,
+        version: int,
+        adapter: Path | None = None,
+        top: int = 0,
     ) -> ServedResult[TokenScores]: ...
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None: ...
     async def sleep(self, peer: Peer, timeout: float) -> None: ...
@@ -97,6 +115,8 @@ class SilvaDialect:
         owner: for whom weights are loaded, such as the folder of a run. While an owner gives signs of life,
             a server loads nothing for another one.
     """
+
+    folders = False
 
     def __init__(self, model: str = "", owner: str = "") -> None:
         self._model, self._owner = model, owner or secrets.token_hex(8)
@@ -131,8 +151,14 @@ class SilvaDialect:
         return read_answer(peer, "/alive", answer, read)
 
     async def sample(
-        self, peer: Peer, tokens: Sequence[int], params: SamplingParams, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        version: int,
+        adapter: Path | None = None,
     ) -> ServedResult[Completion]:
+        _refuse(adapter)
         body = sampling_fields(tokens, params) | {"model": self._models[peer.address], "logprobs": 0}
         answer = await peer.post("/v1/completions", body)
 
@@ -155,8 +181,15 @@ class SilvaDialect:
         return read_answer(peer, "/v1/completions", answer, read)
 
     async def score(
-        self, peer: Peer, tokens: Sequence[int], start: int, version: int
+        self,
+        peer: Peer,
+        tokens: Sequence[int],
+        start: int,
+        version: int,
+        adapter: Path | None = None,
+        top: int = 0,
     ) -> ServedResult[TokenScores]:
+        _refuse(adapter or top)
         answer = await peer.post("/score", {"tokens": list(tokens), "start": start})
 
         def read(a: Any) -> ServedResult[TokenScores]:
@@ -182,6 +215,14 @@ class SilvaDialect:
 
     async def sleep(self, peer: Peer, timeout: float) -> None:
         await peer.post("/sleep", timeout=timeout)
+
+
+def _refuse(given: object) -> None:
+    if given:
+        raise CapabilityError(
+            "silva inference has one model: got an adapter, or a number of likeliest tokens; expected "
+            'engine.dialect = "vllm"'
+        )
 
 
 def sampling_fields(tokens: Sequence[int], params: SamplingParams) -> dict[str, Any]:

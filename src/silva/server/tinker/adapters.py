@@ -1,7 +1,7 @@
 """Samples with adapters that are folders, as PEFT stores them: each is loaded when it is first asked for.
 
-The engine drops the one that was used longest ago when it has too many; it is then loaded again. Folders of
-whole models are whole_models.py's.
+The engine drops the one that was used longest ago when it has too many; it is then loaded again. Servers of
+vLLM read folders themselves. Folders of whole models are whole_models.py's.
 """
 
 from __future__ import annotations
@@ -37,6 +37,31 @@ class AdapterEngine(Protocol):
     async def score(
         self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
     ) -> TokenScores: ...
+
+
+class FolderEngine(Protocol):
+    """An engine whose requests name the folder of an adapter each."""
+
+    async def sample(
+        self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: Path | None = None
+    ) -> Completion: ...
+    async def score(
+        self, tokens: Sequence[int], start: int, *, adapter: Path | None = None, top: int = 0
+    ) -> TokenScores: ...
+
+
+class ServedSampler:
+    """Servers that read folders themselves; arguments as of `FolderSampler`."""
+
+    def __init__(self, engine: FolderEngine, context: int, vocabulary: int, ends: Sequence[int]) -> None:
+        self._engine = engine
+        self.context, self.vocabulary, self.ends = context, vocabulary, tuple(ends)
+
+    async def sample(self, tokens: Sequence[int], params: SamplingParams, adapter: Path | None) -> Completion:
+        return await self._engine.sample(tokens, params, adapter=adapter)
+
+    async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+        return await self._engine.score(tokens, start, adapter=adapter, top=top)
 
 
 class FolderSampler:

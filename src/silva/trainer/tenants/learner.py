@@ -70,6 +70,7 @@ class Tenants:
     Args:
         settings: the budget of a pass, and whether layers are computed again in the backward pass.
         targets: the linear layers that runs may adapt, beside the head; None: those of `[model.lora]`.
+        head: runs may adapt the head, which not every engine can sample with.
 
     Raises:
         CapabilityError: the model has adapters of its own.
@@ -77,13 +78,18 @@ class Tenants:
     """
 
     def __init__(
-        self, loaded: LoadedModel, settings: LocalTrainerSettings, *, targets: Sequence[str] | None = None
+        self,
+        loaded: LoadedModel,
+        settings: LocalTrainerSettings,
+        *,
+        targets: Sequence[str] | None = None,
+        head: bool = True,
     ) -> None:
         from silva.config.sections import Lora
 
         if loaded.lora:
             raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
-        self.loaded, self._settings = loaded, settings
+        self.loaded, self._settings, self._head = loaded, settings, head
         self._plain = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         model, head = loaded.model, loaded.model.get_output_embeddings()
         (name,) = [name for name, module in model.named_modules() if module is head]
@@ -108,7 +114,8 @@ class Tenants:
             rank: 0: the run trains all weights of a copy of the model (full.py).
 
         Raises:
-            CapabilityError: such a copy does not fit into memory, or the model cannot be trained so.
+            CapabilityError: such a copy does not fit into memory, or the model cannot be trained so; or the
+                head may not be adapted.
         """
         shape = LoraShape(rank, alpha, attn, mlp, unembed)
         if rank == 0:
@@ -116,6 +123,10 @@ class Tenants:
                 raise ModelError(f"run {run}: it exists, expected the name of a new run")
             self._runs[run] = full_run(self._plain, shape, self._settings, f"run {run}")
             return
+        if unembed and not self._head:
+            raise CapabilityError(
+                f"run {run}: train_unembed: the engine here has no adapters of the head; expected false"
+            )
         made = self._adapters.add(run, rank, alpha, seed, attn=attn, mlp=mlp, unembed=unembed)
         self._runs[run] = TenantRun(shape, Stepper(made, most=sys.maxsize, of=f"run {run}"))
 
