@@ -15,13 +15,15 @@ from silva.assembly import Assembly
 from silva.commands.checks import check, check_parts
 from silva.commands.plan import plan_run
 from silva.config.load import load
+from silva.engines.tinker.engine import TinkerEngine
+from silva.engines.tinker.settings import TinkerEngineSettings
 from silva.errors import CapabilityError, CheckpointError, ConfigError, EngineError
 from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
 from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.trainer.tinker import ServiceAdapter, TinkerTrainer, _named
-from silva.types import LossSpec
+from silva.types import LossSpec, SamplingParams
 
 NAMED = [
     (LossSpec("clipped", {"clip_low": 0.1, "clip_high": 0.3}), "ppo"),
@@ -185,3 +187,38 @@ def test_only_the_model_s_own_distribution_can_be_learned_from(key, value, tmp_p
     check_parts(config(tmp_path), engine, made())
     with pytest.raises(CapabilityError, match="knows the log-probabilities of no other distribution"):
         check_parts(config(tmp_path, f"--rollout.sampling.{key}", value), engine, made())
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected", "reason"),
+    [
+        (("ab",), 2, "stop_string"),
+        (("q", "cd"), 4, "stop_string"),
+        (("d",), 4, "stop_string"),
+        (("ac",), 5, "stop_token"),
+        ((), 5, "stop_token"),
+    ],
+)
+def test_stop_strings_beside_tokens_that_end_a_turn_are_found_here(stop, expected, reason):
+    """The service takes one of the two: without it, thoughts could not end at their tag."""
+    pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
+    asked, tokens = [], [*b"abcd", 0]
+
+    class Sampler:
+        async def sample(self, prompt, count, params):
+            asked.append(params.stop)
+            found = SimpleNamespace(
+                tokens=tokens, logprobs=[-1.0, -2.0, -3.0, -4.0, -5.0], stop_reason="stop"
+            )
+            return SimpleNamespace(sequences=[found], prompt_cache_hit_tokens=0)
+
+    engine = TinkerEngine(TinkerEngineSettings(), "base", lambda ids: bytes(ids).decode())
+    engine._known = EngineCapabilities(256, entropies=False, loads=frozenset({"sampler"}))
+    engine._sampler = Sampler()
+    params = SamplingParams(max_tokens=9, stop=stop, stop_token_ids=(0,))
+    found = asyncio.run(engine.sample([1, 2], params))
+    assert asked == [[0]]
+    assert (found.tokens, found.stop_reason) == (tuple(tokens[:expected]), reason)
+    assert found.logprobs == found.raw_logprobs == (-1.0, -2.0, -3.0, -4.0, -5.0)[:expected]
+    assert len(found.versions) == len(found.entropies) == expected
+    assert engine.counts()["sampled_tokens"] == 5  # what is paid for

@@ -48,6 +48,9 @@ class TinkerService(Section):
     """Environment variable (or line of .env) that holds the key."""
     model: str = ""
     """The service's name of the model; "" is `model.name`, from which its tokenizer is loaded."""
+    weights: Annotated[str, Field(pattern=r"^(tinker://.+)?$")] = ""
+    """Where an evaluation or the training of a run begins, such as tinker://RUN/weights/NAME; "" is the model
+    as it is."""
 
     @property
     def key(self) -> str:

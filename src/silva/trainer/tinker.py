@@ -27,7 +27,7 @@ import torch
 from silva.algorithms import objective
 from silva.algorithms.losses import CispoLoss, ClippedLoss, CrossEntropyLoss, GspoLoss, ReinforceLoss
 from silva.config.parts import TinkerService
-from silva.errors import CapabilityError, CheckpointError, NonFiniteError, RecordError
+from silva.errors import CapabilityError, CheckpointError, ConfigError, NonFiniteError, RecordError
 from silva.ports import FILES, crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.loss_inputs import streams
@@ -223,15 +223,24 @@ class TinkerTrainer:
     async def _training(self) -> TrainingClient:
         if self._client is None:
             adapter = self._adapter
-            with faults(f"train {adapter.model}"):
-                self._client = await self._reached.create_lora_training_client(
-                    adapter.model,
-                    rank=adapter.rank,
-                    seed=adapter.seed,
-                    train_attn="attn" in adapter.modules,
-                    train_mlp="mlp" in adapter.modules,
-                    train_unembed="unembed" in adapter.modules,
-                )
+            begins = self._settings.weights
+            with faults(f"train {begins or adapter.model}"):
+                if begins:
+                    made = self._reached.create_training_client_from_state(begins)
+                else:
+                    made = self._reached.create_lora_training_client(
+                        adapter.model,
+                        rank=adapter.rank,
+                        seed=adapter.seed,
+                        train_attn="attn" in adapter.modules,
+                        train_mlp="mlp" in adapter.modules,
+                        train_unembed="unembed" in adapter.modules,
+                    )
+                client = await made
+                rank = (await client.get_info_async()).lora_rank if begins else adapter.rank
+            if rank != adapter.rank:
+                raise ConfigError(f"model.lora.rank: got {adapter.rank}, expected {rank} as in {begins}")
+            self._client = client
         return self._client
 
     async def _saved(self) -> str:

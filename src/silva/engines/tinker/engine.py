@@ -3,14 +3,16 @@
     trainer.publish ──> Snapshot.sent, the handle of a sampler ──> load ──> sample, score
 
 Its log-probabilities are those at temperature 1 of the whole vocabulary: those of another distribution are
-unknown (NaN), and entropies always are.
+unknown (NaN), and entropies always are. The service ends an answer by tokens or by strings, not by both: if a
+request has both, it gets the tokens, and the answer is cut here at the end of the first string.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,10 +35,13 @@ class TinkerEngine:
 
     Args:
         model: its name at the service.
+        decode: tokens to text, to find stop strings.
     """
 
-    def __init__(self, settings: TinkerEngineSettings, model: str) -> None:
-        self._settings, self._model = settings, model
+    def __init__(
+        self, settings: TinkerEngineSettings, model: str, decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        self._settings, self._model, self._decode = settings, model, decode
         self._service: ServiceClient | None = None
         self._sampler: SamplingClient | None = None
         self._known: EngineCapabilities | None = None
@@ -92,18 +97,21 @@ class TinkerEngine:
         asked = self._params(params, self.capabilities.context - len(tokens))
         version, found = self.version, await self._asked(tokens, asked, "sample")
         (sequence,) = found.sequences
-        ids, logprobs = tuple(sequence.tokens), tuple(map(float, sequence.logprobs or ()))
+        given, logprobs = tuple(sequence.tokens), tuple(map(float, sequence.logprobs or ()))
+        self._counts["sampled_tokens"] += len(given)
+        end = self._first_stop(given, params.stop) if params.stop_token_ids else None
+        ids = given[:end]
         unknown = (math.nan,) * len(ids)
-        raw = logprobs if len(logprobs) == len(ids) else unknown
+        raw = logprobs[: len(ids)] if len(logprobs) == len(given) else unknown
         whole = params.temperature == 1 and params.top_p == 1 and not params.top_k
-        self._counts["sampled_tokens"] += len(ids)
+        reason = _stop(sequence.stop_reason, ids, params) if end is None else "stop_string"
         return Completion(
             ids,
             raw if whole else unknown,
             raw,
             unknown,
             (version,) * len(ids),
-            _stop(sequence.stop_reason, ids, params),
+            reason,
             found.prompt_cache_hit_tokens,
         )
 
@@ -150,12 +158,7 @@ class TinkerEngine:
             raise CapabilityError(
                 f"rollout.sampling.min_p = {params.min_p}: the service has none; expected 0"
             )
-        if params.stop and params.stop_token_ids:
-            raise CapabilityError(
-                f"got the stop strings {list(params.stop)} beside tokens that end a turn: the service takes "
-                "one of the two; expected rollout.sampling.stop = [], and calls that are no plain tags"
-            )
-        stop: Sequence[Any] = params.stop or params.stop_token_ids
+        stop: Sequence[Any] = params.stop_token_ids or params.stop
         return tinker.SamplingParams(
             max_tokens=min(room, params.max_tokens),
             seed=params.seed % SEEDS,
@@ -164,6 +167,15 @@ class TinkerEngine:
             top_k=params.top_k or -1,
             top_p=params.top_p,
         )
+
+    def _first_stop(self, ids: Sequence[int], stop: Sequence[str]) -> int | None:
+        """How many tokens complete the first string of `stop`; None if they hold none."""
+
+        def complete(count: int) -> bool:
+            text = self._decode(ids[:count])
+            return any(string in text for string in stop)
+
+        return bisect_left(range(len(ids)), True, key=complete) if complete(len(ids)) else None
 
     async def _asked(self, tokens: Sequence[int], params: Any, doing: str, **more: Any) -> Any:
         import tinker

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from silva.config.parts import EngineSettings, TinkerService
 from silva.config.sections import Natural
@@ -20,9 +18,6 @@ class TinkerEngineSettings(TinkerService, EngineSettings):
     remote: ClassVar[bool] = True
 
     type: Literal["tinker"] = "tinker"
-    weights: Annotated[str, Field(pattern=r"^(tinker://.+)?$")] = ""
-    """What to sample from until a trainer publishes, such as tinker://RUN/sampler_weights/NAME; "" is the
-    model as it is."""
     context: Natural = 0
     """Tokens of prompt and answer together; 0 takes what the service says of the model."""
 
@@ -30,4 +25,5 @@ class TinkerEngineSettings(TinkerService, EngineSettings):
         from silva.engines.tinker.engine import TinkerEngine
         from silva.models.loading import name_of
 
-        return TinkerEngine(self, self.model or name_of(context.config.model))
+        name = self.model or name_of(context.config.model)
+        return TinkerEngine(self, name, context.renderer.decode)
