@@ -142,3 +142,17 @@ def test_torch_came_first_if_mkl_was_not_told(modules: list[str], mkl: dict[str,
     env = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"} | mkl
     done = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True)
     assert done.stdout == f"{bool(first)}\n"
+
+
+def test_an_environment_of_weight_0_is_evaluated_and_never_trained_on() -> None:
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(3)]
+    test_set = {"type": "dataset", "rows": rows, "reward": "exact_match", "eval_share": 1, "weight": 0}
+    worlds = {"environments": [test_set, {"type": "bandit"}]}
+    assembly = Assembly(load([], REGISTRIES, values=worlds, env={}).config)
+    stream = assembly.stream("train")
+    assert {stream.draw()[0].label for _ in range(8)} == {"bandit"} == set(assembly.trained)
+    assert [label for label, taskset in assembly.tasksets.items() if taskset.tasks("eval")] == [
+        "dataset",
+        "bandit",
+    ]
+    assert any(note.startswith("dataset: 0 training tasks, 3 held-out tasks") for note in assembly.data_notes)

@@ -126,6 +126,11 @@ class Assembly:
             workers += environment.workers
         return found
 
+    @property
+    def trained(self) -> dict[str, TaskSet]:
+        """Those of environments that are trained on."""
+        return {e.label: self.tasksets[e.label] for e in self.config.environments if e.weight}
+
     def trainer(self, *, recipe: bool = False) -> Trainer:
         """`recipe`: what the algorithm needs beside the policy, a reference or a critic, is made too."""
         return self.host.trainer(recipe=recipe)
@@ -162,7 +167,8 @@ class Assembly:
         found, wanted = list[str](), self.config.eval.tasks
         for label, taskset in self.tasksets.items():
             held_out = len(taskset.tasks("eval"))
-            train = 0 if getattr(taskset, "only_held_out", False) else len(taskset.tasks("train"))
+            apart = getattr(taskset, "only_held_out", False) or label not in self.trained
+            train = 0 if apart else len(taskset.tasks("train"))
             most = "at most " if getattr(taskset, "made_up", False) else ""
             played = "all of which" if held_out <= wanted else f"of which {wanted:,}"
             found += [
@@ -173,7 +179,8 @@ class Assembly:
         return found
 
     def stream(self, purpose: str, *, step: int = 1, settings: DifficultyPools | None = None) -> TaskStream:
-        sources = [Source(e.label, self.tasksets[e.label], e.weight) for e in self.config.environments]
+        weights = {e.label: e.weight for e in self.config.environments}
+        sources = [Source(label, taskset, weights[label]) for label, taskset in self.trained.items()]
         return TaskStream(sources, derive(self.config.seed, purpose), step=step, settings=settings)
 
     def scripted(self, watch: Watch = UNWATCHED) -> ScriptedPlay:

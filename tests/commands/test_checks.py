@@ -200,6 +200,8 @@ def test_environments_that_cannot_do_what_a_strategy_needs_are_refused() -> None
             "algorithm.early_stop = 2: counts evaluations",
         ),
         ({"algorithm": {"type": "act_prm"}, "eval": {"every": 0}}, ""),
+        ({"environments": [{"type": "bandit", "weight": 0}]}, "environments: got weight = 0 in all of them"),
+        ({"environments": [{"type": "bandit", "weight": 0}, {"type": "key_door"}]}, ""),
     ],
 )
 def test_what_does_nothing_beside_other_sections_is_refused(given: dict[str, Any], message: str) -> None:

@@ -19,6 +19,7 @@ def check(config: RunConfig) -> None:
     """
     if not config.environments:
         raise ConfigError("environments: got [data] alone, expected at least one [[environments]] table")
+    check_trained(config)
     check_engine(config)
     check_ranks(config)
     sampling = config.rollout.sampling
@@ -44,6 +45,16 @@ def check(config: RunConfig) -> None:
             "set it to 2 or more, or choose an algorithm.type with a critic (ppo)"
         )
     _check_idle(config)
+
+
+def check_trained(config: RunConfig) -> None:
+    """Refuse environments of which none is trained on.
+
+    Raises:
+        ConfigError: with the key to change.
+    """
+    if not any(each.weight for each in config.environments):
+        raise ConfigError("environments: got weight = 0 in all of them, expected one to train on")
 
 
 def check_ranks(config: RunConfig) -> None:
@@ -241,14 +252,14 @@ async def check_environments(config: RunConfig, tasksets: Mapping[str, TaskSet])
     """Refuse environments that cannot do what the strategy needs: open tools, be forked, play themselves.
 
     Args:
-        tasksets: by label of their environment.
+        tasksets: of environments that are trained on, by label.
 
     Raises:
         CapabilityError: with the keys to change.
         SilvaError: a server of tools cannot be reached, or has other tools than it had.
     """
     rollout = config.rollout
-    for label in (each.label for each in config.environments if each.offers_tools):
+    for label in (each.label for each in config.environments if each.offers_tools and each.weight):
         episode = tasksets[label].environment(tasksets[label].tasks("train")[0])
         try:
             await episode.reset()

@@ -196,8 +196,8 @@ def _alone(config: RunConfig) -> RunConfig:
 async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
     """The first groups of the run, played, and what does not fit its limits."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
-    await check_environments(config, assembly.tasksets)
-    found = await openings(assembly.tasksets, assembly.renderer, rollout.limits, rollout.context,
+    await check_environments(config, assembly.trained)
+    found = await openings(assembly.trained, assembly.renderer, rollout.limits, rollout.context,
                            seed=config.seed)  # fmt: skip
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
     if warm is not None and isinstance(config.model, TinyModel):

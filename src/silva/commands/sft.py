@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.assembly import connected
-from silva.commands.checks import check_engine, check_ranks
+from silva.commands.checks import check_engine, check_ranks, check_trained
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, earlier, finish, stopped
 from silva.config.load import Resolved
@@ -48,6 +48,8 @@ def supervise(
         raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")
     if resolved.config.data:
         _check_stop(resolved.config)
+    else:
+        check_trained(resolved.config)
     with claimed(
         resolved, "--resume goes on", resume=resume, overwrite=overwrite, accept_files=accept_files
     ) as folder:

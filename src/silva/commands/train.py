@@ -145,9 +145,9 @@ async def _trainer(run: Run) -> Trainer:
     monitor.stage("open the trainer")
     trainer = await connected(assembly.trainer(recipe=True))
     check_parts(config, assembly.engine, trainer)
-    await check_environments(config, assembly.tasksets)
+    await check_environments(config, assembly.trained)
     limits, context = config.rollout.limits, config.rollout.context
-    begun = await openings(assembly.tasksets, assembly.renderer, limits, context, seed=config.seed)
+    begun = await openings(assembly.trained, assembly.renderer, limits, context, seed=config.seed)
     for line in misfits(begun, limits):
         monitor.message(line, "warning")
     if config.monitoring.trace or not assembly.host.holds_model:

@@ -29,8 +29,8 @@ class EnvironmentSettings(Section):
     type: str = ""
     name: str = ""
     """Name in metrics and reports; the type where empty."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of training tasks against the other environments."""
+    weight: NotNegative = 1.0
+    """Share of training tasks against the other environments; 0: it is evaluated, and never trained on."""
     echo: NotNegative = 0.0
     """Weight of the cross-entropy of what it answers to replies, beside the loss of RL (ECHO): the policy
     learns to foresee it."""
