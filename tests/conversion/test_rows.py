@@ -88,7 +88,8 @@ def test_rollouts_become_dialogues_with_their_rewards(
     ]
     (tmp_path / "run" / "rollouts").mkdir(parents=True)
     rows = [
-        RolloutRow(3, "task", "lake", "g", each, "failed" if each.failure else "trained") for each in played
+        RolloutRow(3, "task", "lake", "g", each, "failed" if each.failure else "trained", advantage=0.25)
+        for each in played
     ]
     write_rollouts(rollouts_path(tmp_path / "run" / "rollouts", 3), rows)
     output = tmp_path / "out.jsonl"
@@ -102,6 +103,7 @@ def test_rollouts_become_dialogues_with_their_rewards(
         "environment": "lake",
         "step": 3,
         "status": "trained",
+        "advantage": 0.25,
     }
     assert {key: one[key] for key in about} == about
     read = [dialogue(row).messages for row in read_rows(str(output))]

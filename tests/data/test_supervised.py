@@ -16,6 +16,7 @@ from tests.rendering.test_renderer import renderer
 from silva.data.settings import SupervisedData, SupervisedSource
 from silva.data.supervised import SupervisedStream
 from silva.errors import ConfigError
+from silva.orchestrator.supervised import supervised_sample
 from silva.rendering.supervised import SupervisedRow
 
 
@@ -262,3 +263,33 @@ def test_a_source_without_rows_is_named(tmp_path: Path) -> None:
         stream(tmp_path / "empty.jsonl")
     with pytest.raises(ConfigError, match="no column looks like a prompt: got 'text'"):
         stream(({"text": "q"},))
+
+
+def test_a_column_weighs_the_loss_of_each_row() -> None:
+    weights = {"q0": 0.25, "q1": 2, "q2": 0.0, "q3": None}
+    given = tuple({**row, "how": {"good": weights[row["question"]]}} for row in rows(4))
+    source = SupervisedSource(rows=given, weigh_by="how.good")
+    made = SupervisedStream(SupervisedData(sources=(source,)), renderer("chatml"), 3)
+    found = made.draw(2)  # two are left out
+    by_question = dict(zip(shown(found), found, strict=True))
+    assert {question: row.weight for question, row in by_question.items()} == {"q0": 0.25, "q1": 2.0}
+    assert made.left_out == "2 dialogues left out, without words of assistant, or of weight 0"
+    for row in found:
+        sample = supervised_sample(row, "x")
+        assert sample.loss_weights.tolist() == (row.trained["assistant"] * row.weight).tolist()
+
+
+@pytest.mark.parametrize("weight", [-1, "2", True, float("nan"), float("inf")])
+def test_a_weight_that_is_none_is_a_bad_row(weight: Any) -> None:
+    given = ({"question": "q", "answer": "a", "good": weight},)
+    source = SupervisedSource(rows=given, weigh_by="good")
+    made = SupervisedStream(SupervisedData(sources=(source,)), renderer("chatml"), 3)
+    with pytest.raises(ConfigError, match=r"rows\[0\]: good: got .*, expected a number from 0 on"):
+        made.draw(1)
+
+
+def test_a_column_of_weights_must_be_there() -> None:
+    source = SupervisedSource(rows=rows(1), weigh_by="good")
+    made = SupervisedStream(SupervisedData(sources=(source,)), renderer("chatml"), 3)
+    with pytest.raises(ConfigError, match="good"):
+        made.draw(1)

@@ -116,7 +116,8 @@ def _of_rollouts(files: list[Path], to: str, best: bool, min_reward: float | Non
             yield where, "an earlier row says the same", set()
         else:
             about = {"reward": played.raw_reward, "rewards": dict(played.rewards), "task": row.task,
-                     "environment": row.environment, "step": row.step, "status": row.status}  # fmt: skip
+                     "environment": row.environment, "step": row.step, "status": row.status,
+                     "advantage": row.advantage}  # fmt: skip
             said_before |= {text} if best else set()
             try:
                 made, missing = row_of(said, to, about)

@@ -69,6 +69,9 @@ class SupervisedSource(GivenRows):
     """Where prompt or dialogue stand in a row: "question", or dotted "a.b"; recognised if empty."""
     answer: str = ""
     """Where the reply to it stands, if it is no part of it; recognised if empty."""
+    weigh_by: str = ""
+    """Where a number from 0 on stands by which the loss of a row is multiplied, such as "reward" or
+    "advantage" of `silva convert RUN --to messages`; null counts as 0. If empty, all rows weigh the same."""
 
 
 class SupervisedData(Section):

@@ -14,12 +14,12 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from silva.data.dialogues import dialogue, shape_of
 from silva.data.indexed import Rows, indexed, shuffled
-from silva.data.row_shapes import Shape
+from silva.data.row_shapes import Shape, value_at, wrong
 from silva.data.settings import SupervisedData, SupervisedSource
 from silva.errors import ConfigError, RenderingError, one_line
 from silva.ports import derive
@@ -45,7 +45,7 @@ class _Source:
     label: str
     rows: Rows
     shape: Shape
-    weight: float
+    given: SupervisedSource
     seed: int
     position: int = 0
     _epoch: int = -1
@@ -53,7 +53,23 @@ class _Source:
 
     @property
     def size(self) -> float:
-        return len(self.rows) * self.weight
+        return len(self.rows) * self.given.weight
+
+    def said(self, index: int) -> Dialogue:
+        """What a row says.
+
+        Raises:
+            ConfigError: it cannot be read, or has no weight where one is asked for.
+        """
+        row, key = self.rows[index], self.given.weigh_by
+        found = dialogue(row, self.shape)
+        if not key:
+            return found
+        weight = value_at(row, key)
+        weight = 0 if weight is None else weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise wrong(row, key, "a number from 0 on (data.sources.weigh_by)", weight)
+        return replace(found, weight=float(weight))
 
     def next(self) -> int:
         """The number of its next row."""
@@ -72,7 +88,7 @@ class RowCounts:
     rewritten: int = 0  # dialogues that became several rows
     truncated: int = 0
     dropped: int = 0  # too long
-    untrained: int = 0  # dialogues without a word of the roles that are trained
+    untrained: int = 0  # dialogues without a word of the roles that are trained, or of weight 0
     bad: list[str] = field(default_factory=list)
 
 
@@ -193,7 +209,7 @@ class SupervisedStream:
     def _read(self, source: _Source, index: int) -> Dialogue | None:
         """What a row says; None if it is bad and passes."""
         try:
-            return dialogue(source.rows[index], source.shape)
+            return source.said(index)
         except ConfigError as error:
             self._bad(error)
             return None
@@ -210,6 +226,7 @@ class SupervisedStream:
         except RenderingError as error:
             self._bad(ConfigError(f"{said.where}: {error}"))
             return []
+        rows = rows if said.weight else []
         counts.untrained += not rows
         counts.rewritten += len(rows) > 1
         kept = list[SupervisedRow]()
@@ -241,11 +258,12 @@ class SupervisedStream:
 
     def _examples(self, source: _Source) -> Iterator[str]:
         """How a source is read, with a row; with one that became several, if there is one."""
-        yield f"{source.label}: {len(source.rows):,} rows, weight {source.weight:g}, read as {source.shape}"
+        weight = f"{source.given.weight:g}"
+        yield f"{source.label}: {len(source.rows):,} rows, weight {weight}, read as {source.shape}"
         shown = 0
         for index in range(min(LOOKED_AT, len(source.rows))):
             try:
-                said = dialogue(source.rows[index], source.shape)
+                said = source.said(index)
                 rows = supervised_rows(
                     self._renderer, said, roles=self.settings.roles, turns=self.settings.turns
                 )
@@ -265,11 +283,11 @@ class SupervisedStream:
     @property
     def left_out(self) -> str:
         """What was not used as it is, up to now, for people; empty if all was."""
-        counts, most = self.counts, self.settings.max_tokens
+        counts, most, roles = self.counts, self.settings.max_tokens, ", ".join(self.settings.roles)
         told = [
             (counts.truncated, "row", f"cut at {most} tokens"),
             (counts.dropped, "row", f"left out, longer than {most} tokens"),
-            (counts.untrained, "dialogue", f"left out, without words of {', '.join(self.settings.roles)}"),
+            (counts.untrained, "dialogue", f"left out, without words of {roles}, or of weight 0"),
             (len(counts.bad), "bad row", f"left out, such as {next(iter(counts.bad), '')}"),
         ]
         said = [f"{number:,} {what}{'s' * (number != 1)} {why}" for number, what, why in told if number]
@@ -288,7 +306,7 @@ def _opened(given: SupervisedSource, seed: int, passes: int) -> _Source:
         except ConfigError as error:  # counted if it is drawn
             errors.append(error)
         else:
-            return _Source(label, rows, shape, given.weight, seed)
+            return _Source(label, rows, shape, given, seed)
     raise errors[0]
 
 

@@ -76,7 +76,9 @@ class DataBatches:
 
 def supervised_sample(row: SupervisedRow, id: str) -> Sample:
     """A row of training: the replies under the loss, and what other roles say in a stream of the role."""
-    trained: dict[str, np.ndarray] = {role: mask.astype(np.float32) for role, mask in row.trained.items()}
+    trained: dict[str, np.ndarray] = {
+        role: mask * np.float32(row.weight) for role, mask in row.trained.items()
+    }
     count = len(row.tokens)
     return Sample(
         tokens=np.asarray(row.tokens, np.int64),

@@ -12,11 +12,12 @@ from silva.types import Message, ToolSpec
 @dataclass(frozen=True, slots=True)
 class Dialogue:
     """What was said, the replies included, and the tools that were on offer. `where` names the row, such as
-    "train.jsonl:12"."""
+    "train.jsonl:12"; `weight` is that of its loss in training."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     where: str = ""
+    weight: float = 1.0
 
     @property
     def content(self) -> str:

@@ -39,12 +39,13 @@ class SupervisedRow:
     Attributes:
         tokens: int64 [T].
         trained: for each role, bool [T]: its tokens that count in the loss. No token counts for two roles.
-        where: as in `Dialogue`.
+        where, weight: as in `Dialogue`.
     """
 
     tokens: np.ndarray
     trained: Mapping[Role, np.ndarray]
     where: str = ""
+    weight: float = 1.0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -97,7 +98,7 @@ def supervised_rows(
             if renderer.rebuilds_context:  # with the message that inference would have
                 history.append(renderer.parse(ids, prompt=row.tokens, tools=offered))
             row.add(ids, "assistant" if number >= first else None)
-    found = [row.finished(dialogue.where) for row in rows]
+    found = [row.finished(dialogue.where, dialogue.weight) for row in rows]
     return [row for row in found if row.count]
 
 
@@ -163,13 +164,13 @@ class _Growing:
         self.tokens += reply
         self.last = list(reply)
 
-    def finished(self, where: str) -> SupervisedRow:
+    def finished(self, where: str, weight: float) -> SupervisedRow:
         import numpy as np
 
         trained = {role: np.zeros(len(self.tokens), dtype=bool) for role in self.roles}
         for begin, end, role in self.spans:
             trained[role][max(begin, 1) : end] = True  # nothing predicts the first token
-        return SupervisedRow(np.array(self.tokens, dtype=np.int64), trained, where)
+        return SupervisedRow(np.array(self.tokens, dtype=np.int64), trained, where, weight)
 
 
 def _sampled(
