@@ -9,8 +9,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,14 @@ import torch
 pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
 
 from silva.commands.train import train
+from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.engines.tinker.engine import TinkerEngine
 from silva.engines.tinker.settings import TinkerEngineSettings
-from silva.models.loading import load_model
+from silva.errors import ConfigError
+from silva.models.loading import load_model, load_tokenizer
 from silva.models.lora_runs import LoraRuns
+from silva.registries import REGISTRIES
 from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.tinker import ServiceAdapter, TinkerTrainer
@@ -37,6 +41,23 @@ LOSSES = [
     LossSpec("cross_entropy"),
 ]
 SEED, RANK = 3, 4
+ACT_PRM = Path(__file__).parents[3] / "configs" / "act_prm"
+TINY = """
+steps = 2
+seed = 3
+[model]
+type = "tiny"
+lora.rank = 4
+[trainer]
+optimizer.lr = 1e-2
+[rollout]
+groups_per_step = 2
+group_size = 2
+limits = { max_turns = 2, max_turn_tokens = 40 }
+[eval]
+tasks = 1
+"""
+BRIEF = [f"--environments.0.{key}" for key in ("style=compact", "think=false", "answer_tags=false")]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +106,7 @@ def rows(seed: int) -> list[Sample]:
     return found
 
 
-def local() -> Learner:
+def local(reference: bool = False) -> Learner:
     """The local trainer, its fresh adapters those that the service draws."""
     loaded = load_model(TinyModel(lora=Lora(rank=RANK)), seed=0)
     drawn = LoraRuns(load_model(TinyModel(), seed=0).model, TARGETS).add("run", RANK, 32.0, SEED)
@@ -93,7 +114,7 @@ def local() -> Learner:
     assert own.keys() == drawn.keys()
     for name, parameter in own.items():
         parameter.data.copy_(drawn[name])
-    return Learner(loaded, LocalTrainerSettings(), seed=0)
+    return Learner(loaded, LocalTrainerSettings(), seed=0, reference=reference)
 
 
 def test_updates_at_the_service_are_those_of_the_local_trainer(address):
@@ -125,7 +146,8 @@ def test_updates_at_the_service_are_those_of_the_local_trainer(address):
 
 
 def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(address, tmp_path):
-    engine = TinkerEngine(TinkerEngineSettings(url=address), "tiny")
+    decode = load_tokenizer(TinyModel()).decode
+    engine = TinkerEngine(TinkerEngineSettings(url=address), "tiny", decode)
     adapter = ServiceAdapter("tiny", RANK, SEED, frozenset({"attn"}))
     params, prompt = SamplingParams(max_tokens=6, seed=5), list(range(40, 60))
 
@@ -168,9 +190,20 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
         assert again.logprobs == expected.logprobs
         await second.export(tmp_path / "exported")
         path = json.loads((tmp_path / "exported/tinker.json").read_text())["path"]
-        later = TinkerEngine(TinkerEngineSettings(url=address, weights=path), "tiny")
+        later = TinkerEngine(TinkerEngineSettings(url=address, weights=path), "tiny", decode)
         await later.connect()
         assert (await later.score([*prompt, *before.tokens], len(prompt))).logprobs == expected.logprobs
+        begun = TinkerTrainer(TinkerEngineSettings(url=address, weights=path), adapter, "later")
+        await begun.connect()
+        await engine.load(await begun.snapshot())
+        assert (await engine.score([*prompt, *before.tokens], len(prompt))).logprobs == expected.logprobs
+        wide = dataclasses.replace(adapter, rank=8)
+        other = TinkerTrainer(TinkerEngineSettings(url=address, weights=path), wide, "other")
+        await other.connect()
+        with pytest.raises(ConfigError, match=f"model.lora.rank: got 8, expected {RANK} as in {path}"):
+            await other.snapshot()
+        await begun.close()
+        await other.close()
         await first.close()
         await second.close()
 
@@ -208,3 +241,39 @@ def test_a_run_of_reinforcement_learning_and_what_is_left_of_it(address, tmp_pat
     assert json.loads((run / "weights/step_2/tinker.json").read_text())["model"] == "tiny"
     train({**config, "steps": 3}, resume=True)
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
+
+
+def test_a_pipeline_of_act_prm_learns_at_the_service_what_it_learns_here(address, tmp_path, monkeypatch):
+    """With one file on top. Of the rows that were sent the local trainer makes the same updates; both compute
+    in float32 and add up in another order, so the last digits differ."""
+    monkeypatch.chdir(tmp_path)
+    made: list[tuple[str, Any, Mapping[str, float]]] = []
+
+    def noted(name: str) -> None:
+        real = getattr(TinkerTrainer, name)
+
+        async def method(self: TinkerTrainer, *given: Any) -> Mapping[str, float]:
+            found = await real(self, *given)
+            made.append((name, given, found))
+            return found
+
+        monkeypatch.setattr(TinkerTrainer, name, method)
+
+    noted("forward_backward")
+    noted("optim_step")
+    (tmp_path / "tiny.toml").write_text(TINY)
+    files = [f"@{ACT_PRM / 'thoughts.toml'}", f"@{ACT_PRM / 'tinker.toml'}", "@tiny.toml"]
+    train(load([*files, *BRIEF, f"--engine.url={address}"], REGISTRIES, env={}, cwd=tmp_path))
+    lines = [json.loads(line) for line in Path("runs/thoughts/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2] and 0 < lines[-1]["reward/raw"] < 1
+    assert lines[-1]["perf/mismatch_max"] < 1e-3
+    assert [name for name, _, _ in made] == ["forward_backward", "optim_step"] * 2
+
+    with torch.random.fork_rng():
+        learner = local(reference=True)
+        for number, (name, given, theirs) in enumerate(made):
+            ours = getattr(learner, name)(*given)
+            shared = set(ours) & set(theirs) - {"entropy"}
+            assert {"loss", "kl"} <= shared or "grad_norm" in shared, number
+            expected = {key: ours[key] for key in shared}
+            assert {key: theirs[key] for key in shared} == pytest.approx(expected, rel=1e-4, abs=1e-6)
