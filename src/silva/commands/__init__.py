@@ -73,13 +73,15 @@ COMMANDS: dict[str, Command] = {
         "silva.commands.serve_tinker:run",
         (Option("--model", "the base model: a hub id, folder or GGUF file (model.name)", "NAME",
                 "a model's name"),
+         Option("--as", "its name for clients, such as the hub id that their programs have (default: the model's)",
+                "NAME", "a name"),
          Option("--state", "what is known and saved, so that a server goes on where another ended "
                 "(default tinker)", "DIR", "a folder"),
          Option("--full", "runs in memory at once that train all weights (rank 0); 0: none (default 1)",
                 "N", "a number"),
          *_HOST,
          Option("--port", "listen there (default: any free one)", "PORT", "a number")),
-        (f"tinker [--model NAME] [--state DIR] [--full N] {CONFIGURED}",),
+        (f"tinker [--model NAME] [--as NAME] [--state DIR] [--full N] {CONFIGURED}",),
         details="A client needs TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_API_KEY=tml-ANY. Each key\n"
                 "is a tenant. Beyond this machine, SILVA_API_KEY names those that are taken: tml-A,tml-B.",
     ),

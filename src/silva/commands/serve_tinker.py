@@ -54,13 +54,14 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
     bind, _ = checked_bind(config, "tinker", given.options)
     process.prepare()
     with ExitStack() as stack:
-        server = _server(here(config), given, stack)
+        name = given.options.get("--as") or served_name(config, None)
+        server = _server(here(config), name, given, stack)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=keys)  # fmt: skip
-        return served(app, bind, f"tinker: {served_name(config, None)}", server.working())
+        return served(app, bind, f"tinker: {name}", server.working())
 
 
-def _server(config: RunConfig, given: Given, stack: ExitStack) -> Any:
+def _server(config: RunConfig, name: str, given: Given, stack: ExitStack) -> Any:
     from silva.server.tinker.routes import ServedModel
     from silva.server.tinker.server import TinkerServer
     from silva.trainer.tenants.learner import Tenants
@@ -82,7 +83,7 @@ def _server(config: RunConfig, given: Given, stack: ExitStack) -> Any:
     full = _full(given.options.get("--full", "1" if own else "0"), own)
     runs = parts.compute.run(Tenants, parts.model, settings, head=own)
     model = ServedModel(
-        served_name(config, None),
+        name,
         _tokenizer(config, parts, state),
         parts.model.model.config.model_type,
         sampler.context,
