@@ -73,8 +73,8 @@ COMMANDS: dict[str, Command] = {
         "silva.commands.serve_tinker:run",
         (Option("--model", "the base model: a hub id, folder or GGUF file (model.name)", "NAME",
                 "a model's name"),
-         Option("--as", "its name for clients, such as the hub id that their programs have (default: the model's)",
-                "NAME", "a name"),
+         Option("--as", "its name for clients, such as the hub id that their programs have (default: the "
+                "model's)", "NAME", "a name"),
          Option("--state", "what is known and saved, so that a server goes on where another ended "
                 "(default tinker)", "DIR", "a folder"),
          Option("--full", "runs in memory at once that train all weights (rank 0); 0: none (default 1)",

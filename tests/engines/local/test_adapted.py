@@ -58,6 +58,8 @@ def test_a_request_gets_what_the_model_gives_with_peft_s_adapter(
     parameters = drawn(loaded, "clerk", (*LAYERS, "lm_head"))
     expected_model = with_peft(loaded, parameters, RANKS["clerk"])
 
+    read: list[tuple[int, torch.Tensor]] = []
+
     async def run() -> tuple[Completion, Completion, TokenScores]:
         await engine.load_adapter("clerk", parameters, scale=ALPHA / RANKS["clerk"], version=7)
         for parameter in parameters.values():  # it is trained further
@@ -66,7 +68,10 @@ def test_a_request_gets_what_the_model_gives_with_peft_s_adapter(
         own, plain = await asyncio.gather(
             engine.sample(prompt(9), params, adapter="clerk"), engine.sample(prompt(9), params)
         )
-        scores = await engine.score([*prompt(9), *own.tokens], 1, adapter="clerk", top=3)
+        scores = await engine.score(
+            [*prompt(9), *own.tokens], 2, adapter="clerk", top=3,
+            read=lambda logits, first: read.append((first, logits.log_softmax(-1))),
+        )  # fmt: skip
         return own, plain, scores
 
     own, plain, scores = asyncio.run(run())
@@ -77,8 +82,11 @@ def test_a_request_gets_what_the_model_gives_with_peft_s_adapter(
     exactly = {"rtol": 0, "atol": 1e-12 if dtype == torch.float64 else 3e-5}
     np.testing.assert_allclose(own.raw_logprobs, of_tokens[8:], **exactly)
     np.testing.assert_allclose(own.entropies, -(expected.exp() * expected).sum(-1)[8:], **exactly)
-    np.testing.assert_allclose(scores.logprobs, of_tokens, **exactly)
-    best = expected.topk(3)
+    np.testing.assert_allclose(scores.logprobs, of_tokens[1:], **exactly)
+    ((first, logprobs),) = read
+    assert first == 2
+    np.testing.assert_allclose(logprobs, expected[1:], **exactly)
+    best = expected[1:].topk(3)
     assert [[token for token, _ in each] for each in scores.top] == best.indices.tolist()
     np.testing.assert_allclose([[p for _, p in each] for each in scores.top], best.values, **exactly)
     assert own.versions == (7,) * 12 and scores.version == 7

@@ -82,6 +82,26 @@ def service(tmp_path: Path) -> Service:
     return Service(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service that the SDK finds by the environment."""
+    environment = {"TINKER_TELEMETRY": "0", "TINKER_API_KEY": KEY}
+    with pytest.MonkeyPatch.context() as patch, Service(tmp_path_factory.mktemp("tinker")).running() as found:
+        for name, value in {**environment, "TINKER_BASE_URL": found.address}.items():
+            patch.setenv(name, value)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(listening: Service) -> Iterator[Any]:
+    """Of the SDK."""
+    import tinker
+
+    with tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine") as found:
+        assert found.holder  # it begins here, and ends with the file
+        yield found
+
+
 @pytest.fixture(autouse=True)
 def clients_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clients of the SDK end with the test that made them. Otherwise each sends heartbeats for ever, and a

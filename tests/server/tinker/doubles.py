@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from silva.errors import CheckpointError, ConfigError, SilvaError
 from silva.trainer.tenants import AdamParams, Pass, Passed
@@ -99,7 +100,21 @@ class ScriptedSampler:
         zeros = (0.0,) * len(found)
         return Completion(tuple(found), logprobs, zeros, zeros, (0,) * len(found), reason)
 
-    async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+    async def score(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        adapter: Path | None,
+        top: int,
+        read: Callable[[torch.Tensor, int], None] | None = None,
+    ) -> TokenScores:
+        """`read` is told, two places at a time, of half the tokens that they are alike, and of the others
+        that they are impossible: of those from the token itself on."""
+        for first in range(start, len(tokens), 2) if read else ():
+            places = torch.full((min(2, len(tokens) - first), self.vocabulary), -torch.inf)
+            for row, token in enumerate(tokens[first : first + 2]):
+                places[row, torch.arange(token, token + self.vocabulary // 2) % self.vocabulary] = 3.0
+            read(places, first)
         rest, weight = tokens[start:], _weight(adapter)
         logprobs = tuple(weight - token for token in rest)
         first = tuple(tuple((token + n, -0.5 - n) for n in range(top)) for token in rest)

@@ -82,8 +82,11 @@ def test_the_sdk_reads_the_result_of_a_pass():
 def test_the_sdk_reads_what_was_sampled():
     top = np.array([[0, 0], [7, 8]]), np.array([[-99999.0, -99999.0], [-0.5, -1]])
     read = conv.deserialize_sample_response(
-        messages.sampled_bytes([((5, 6), (-0.5, -1.5), True), ((7,), (-2.0,), False)], [np.nan, -3.0], top)
+        messages.sampled_bytes(
+            [((5, 6), (-0.5, -1.5), True, top), ((7,), (-2.0,), False, None)], [np.nan, -3.0], top
+        )
     )
+    assert [each.topk_logprobs for each in read.sequences] == [[None, [(7, -0.5), (8, -1.0)]], None]
     assert [each.tokens for each in read.sequences] == [[5, 6], [7]]
     assert [each.logprobs for each in read.sequences] == [[-0.5, -1.5], [-2.0]]
     assert [each.stop_reason for each in read.sequences] == ["stop", "length"]

@@ -31,8 +31,8 @@ TINY = 'model = {type = "tiny", layers = 1, width = 64, context = 128}\n'
 class Serving:
     """A server that can be killed and started again at the same port."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder, self.options = folder, options
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         (folder / "tiny.toml").write_text(TINY)
@@ -42,7 +42,7 @@ class Serving:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "silva", "serve", "tinker", "@", "tiny.toml", "--state", "state",
-                 "--port", str(self.port)],
+                 "--port", str(self.port), *self.options],
                 cwd=self.folder, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
             )  # fmt: skip
         request = urllib.request.Request(f"{self.address}/api/v1/healthz", headers={"X-API-Key": "tml-a"})
@@ -70,9 +70,9 @@ class Serving:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[Serving]:
+def served(folder: Path, *options: str) -> Iterator[Serving]:
     folder.mkdir()
-    serving = Serving(folder)
+    serving = Serving(folder, *options)
     serving.start()
     try:
         yield serving
@@ -186,6 +186,8 @@ def _sampled(service, rank: int):
     top = sampler.sample(prompt, 1, greedy, topk_prompt_logprobs=3).result().topk_prompt_logprobs
     assert [each[0][0] for each in top[1:]] == tokens[1:]
     assert np.abs([each[0][1] - value for each, value in zip(top[1:], scored[1:], strict=True)]).max() < 1e-6
+    for each in (base, sampler):
+        _check_places(each, prompt)
     spoken = types.SamplingParams(max_tokens=20, temperature=0.0, stop=["d"])
     stopped = sampler.sample(types.ModelInput.from_ints(tokens[:1]), 1, spoken).result().sequences[0]
     assert (stopped.tokens, stopped.stop_reason) == (tokens[1:4], "stop")
@@ -193,11 +195,27 @@ def _sampled(service, rank: int):
     return lambda: sampler.compute_logprobs(prompt).result()
 
 
+def _check_places(sampler, prompt) -> None:
+    """What is drawn in a place has the log-probability that it has if it is named."""
+    params = types.SamplingParams(max_tokens=3, seed=1)
+    found = sampler.sample(prompt, 1, params, prompt_alt_tokens_k=8, topk_sample_logprobs=3).result()
+    drawn = found.prompt_alt_tokens
+    again = sampler.sample(prompt, 1, params, target_prompt_logprobs=drawn.tokens).result()
+    assert again.target_prompt_logprobs.data == drawn.logprobs.data and len(drawn.logprobs.data) == 40
+    (sequence,) = found.sequences
+    likeliest = [dict(each) for each in sequence.topk_logprobs]
+    assert [len(each) for each in likeliest] == [3] * len(sequence.tokens)
+    for token, logprob, each in zip(sequence.tokens, sequence.logprobs, likeliest, strict=True):
+        assert logprob == pytest.approx(each.get(token, logprob), abs=1e-5)
+        assert logprob <= max(each.values()) + 1e-5
+
+
 def test_the_state_is_plain_rows(tmp_path: Path):
-    """No key, and nothing that has to be executed to be read."""
-    with served(tmp_path / "server") as serving:
+    """No key, and nothing that has to be executed to be read. The model has the name that it was given."""
+    with served(tmp_path / "server", "--as", "Org/Model") as serving:
         service = tinker.ServiceClient(base_url=serving.address, api_key="tml-secret")
-        service.create_lora_training_client(base_model="tiny", rank=4, seed=1).result()
+        run = service.create_lora_training_client(base_model="Org/Model", rank=4, seed=1).result()
+        assert run.get_info().model_data.model_name == "Org/Model" and run.get_tokenizer().encode("a")
         serving.kill()
         files = [path for path in (tmp_path / "server" / "state").rglob("*") if path.is_file()]
         assert not any(b"tml-secret" in path.read_bytes() for path in files)

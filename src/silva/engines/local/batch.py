@@ -333,7 +333,10 @@ class RunningBatch:
         for cut in range(0, len(places), SCORED):
             part = places[cut : cut + SCORED]
             adapters = [request.adapter] * len(part)
-            logprobs = self._logits([row.index] * len(part), part, adapters).log_softmax(-1)
+            logits = self._logits([row.index] * len(part), part, adapters)
+            if request.read is not None:
+                request.read(logits, request.score_from + cut)
+            logprobs = logits.log_softmax(-1)
             chosen = targets[cut : cut + SCORED].to(logprobs.device)
             best = logprobs.max(-1)
             first = logprobs.topk(min(request.top, logprobs.shape[1]))

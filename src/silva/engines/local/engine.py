@@ -31,7 +31,7 @@ from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.request import EngineRequest, EngineStats, ids
+from silva.engines.local.request import EngineRequest, EngineStats, ReadLogits, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
@@ -148,7 +148,13 @@ class LocalEngine:
         return cast(Completion, await self._answered(request))
 
     async def score(
-        self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        adapter: str | None = None,
+        top: int = 0,
+        read: ReadLogits | None = None,
     ) -> TokenScores:
         """Log-probabilities (temperature 1) of tokens[start:], start at least 1.
 
@@ -157,6 +163,7 @@ class LocalEngine:
         Args:
             adapter: as of `sample`.
             top: how many of the likeliest tokens are told for each place.
+            read: is called with the logits of all places, some at a time, on the compute thread.
 
         Raises:
             ContextOverflow: more tokens than the context holds.
@@ -166,7 +173,9 @@ class LocalEngine:
         found = self._adapter(adapter)
         if start == len(tokens):
             return TokenScores((), (), (), self.version if found is None else found.version)
-        request = EngineRequest(ids(tokens), SamplingParams(1), score_from=start, top=top, adapter=found)
+        request = EngineRequest(
+            ids(tokens), SamplingParams(1), score_from=start, top=top, read=read, adapter=found
+        )
         return cast(TokenScores, await self._answered(request))
 
     def _adapter(self, name: str | None) -> StepAdapter | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,13 @@ from silva.routes import after
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
+    import torch
+
     from silva.engines.local.adapted import StepAdapter
     from silva.engines.local.drafts import Lookahead
+
+ReadLogits = Callable[["torch.Tensor", int], None]
+"""Takes [n, V] logits, and the index of the token that the first of them are for."""
 
 
 @dataclass(eq=False)
@@ -31,6 +36,7 @@ class EngineRequest:
         computes: nobody else has its text.
         adapter: None: the model alone.
         top: how many of the likeliest tokens its scores tell at each place.
+        read: is given the logits of some of the places to be scored, and which place is the first of them.
         failure: why it alone ends without a result.
     """
 
@@ -39,6 +45,7 @@ class EngineRequest:
     future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     score_from: int = 0
     top: int = 0
+    read: ReadLogits | None = None
     adapter: StepAdapter | None = None
     on_tokens: OnTokens | None = None
     told: int = 0  # tokens that it has heard of

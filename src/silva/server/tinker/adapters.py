@@ -35,7 +35,13 @@ class AdapterEngine(Protocol):
         self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: str | None = None
     ) -> Completion: ...
     async def score(
-        self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        adapter: str | None = None,
+        top: int = 0,
+        read: Callable[[Any, int], None] | None = None,
     ) -> TokenScores: ...
 
 
@@ -90,11 +96,20 @@ class FolderSampler:
             return await self._whole.ask(adapter, lambda engine: engine.sample(tokens, params))
         return await self._with(adapter, lambda name: self._engine.sample(tokens, params, adapter=name))
 
-    async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+    async def score(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        adapter: Path | None,
+        top: int,
+        read: Callable[[Any, int], None] | None = None,
+    ) -> TokenScores:
         if self._whole and adapter and (adapter / WHOLE).exists():
-            return await self._whole.ask(adapter, lambda engine: engine.score(tokens, start, top=top))
+            return await self._whole.ask(
+                adapter, lambda engine: engine.score(tokens, start, top=top, read=read)
+            )
         return await self._with(
-            adapter, lambda name: self._engine.score(tokens, start, adapter=name, top=top)
+            adapter, lambda name: self._engine.score(tokens, start, adapter=name, top=top, read=read)
         )
 
     async def _with(self, adapter: Path | None, ask: Callable[[str | None], Awaitable[T]]) -> T:

@@ -21,6 +21,7 @@ RANKS = 512
 TEXT = 4096
 SAMPLES = 1024  # of one request
 TOP = 20
+CELLS = 1 << 20  # of a tensor in JSON
 YEARS = 10 * 365 * 86400
 NAMES = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 Id = Annotated[str, Field(min_length=1, max_length=256)]
@@ -208,6 +209,19 @@ class ParamsBody(Body):
         )
 
 
+Indices = Annotated[list[Annotated[int, Field(ge=0, le=CELLS)]], Field(max_length=CELLS + 1)]
+
+
+class TargetsBody(Body):
+    """Tokens to be scored at places of a prompt, dense or sparse by rows; -1 names none."""
+
+    data: Annotated[list[Annotated[int, Field(ge=-1, lt=1 << 31)]], Field(max_length=CELLS)]
+    dtype: Literal["int64"]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=CELLS)]], Field(min_length=2, max_length=2)]
+    sparse_crow_indices: Indices | None = None
+    sparse_col_indices: Indices | None = None
+
+
 class SampleBody(Body):
     sampling_session_id: Id
     seq_id: Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -217,9 +231,9 @@ class SampleBody(Body):
     prompt_logprobs: bool = False
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=TOP)] = 0
     prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
-    topk_sample_logprobs: Annotated[Literal[0], refusing("this server has no top-k of sampled tokens")] = 0
-    target_prompt_logprobs: Annotated[None, refusing("this server scores the prompt's own tokens")] = None
-    prompt_alt_tokens_k: Annotated[Literal[0], refusing("this server draws no tokens inside prompts")] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=TOP)] = 0
+    target_prompt_logprobs: TargetsBody | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=TOP)] = 0
     record_stability_info: Annotated[Literal[False], refusing("this server has no stable_reinforce")] = False
     base_model: Session = None
     model_path: Session = None

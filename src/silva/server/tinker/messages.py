@@ -25,8 +25,10 @@ LENGTH = 0  # stop reasons
 DTYPES = {1: np.float32, 2: np.int64, 3: np.int32}
 PACKAGE = "silva_tinker"
 SCHEMA = """
-SampleResponse: 1 sequences *SampledSequence; 2 prompt_logprobs bytes; 3 topk_prompt_logprobs TopkLogprobs
-SampledSequence: 1 stop_reason int32; 2 tokens bytes; 3 logprobs bytes
+SampleResponse: 1 sequences *SampledSequence; 2 prompt_logprobs bytes; 3 topk_prompt_logprobs TopkLogprobs; \
+5 target_prompt_logprobs Tensor; 6 prompt_alt_tokens PromptAltTokens
+PromptAltTokens: 1 tokens Tensor; 2 logprobs Tensor
+SampledSequence: 1 stop_reason int32; 2 tokens bytes; 3 logprobs bytes; 4 topk_sampled_logprobs TopkLogprobs
 TopkLogprobs: 1 token_ids bytes; 2 logprobs bytes; 3 k uint32; 4 length uint32
 SparseCsr: 1 values bytes; 2 crow_indices bytes; 3 col_indices bytes
 Tensor: 1 dense bytes; 2 sparse_csr SparseCsr; 3 dtype int32; 4 shape *int64
@@ -161,17 +163,29 @@ def _tensor(tensor: Any, where: str) -> np.ndarray:
 
 
 def _dense(csr: Any, values: np.ndarray, shape: tuple[int, ...], where: str) -> np.ndarray:
-    rows, columns = (_numbers(each, np.int64, where) for each in (csr.crow_indices, csr.col_indices))
+    pointers, columns = (_numbers(each, np.int64, where) for each in (csr.crow_indices, csr.col_indices))
+    rows = csr_rows(pointers, columns, len(values), shape, where)
+    found = np.zeros(shape, values.dtype)
+    found[rows, columns] = values
+    return found
+
+
+def csr_rows(
+    pointers: np.ndarray, columns: np.ndarray, count: int, shape: Sequence[int], where: str
+) -> np.ndarray:
+    """The row of each of `count` values of a sparse tensor.
+
+    Raises:
+        HttpError: its indices do not fit the shape.
+    """
     whole = len(shape) == 2 and min(shape) >= 0 and max(shape) <= 1 << 20 and shape[0] * shape[1] <= 1 << 24
-    counts = np.diff(rows)
+    counts = np.diff(pointers)
     if not (
-        whole and len(rows) == shape[0] + 1 and rows[0] == 0 and rows[-1] == len(columns) == len(values)
+        whole and len(pointers) == shape[0] + 1 and pointers[0] == 0 and pointers[-1] == len(columns) == count
         and (counts >= 0).all() and (columns >= 0).all() and (columns < shape[1]).all()
     ):  # fmt: skip
         raise HttpError(400, f"{where}: got a sparse tensor whose indices do not fit the shape {list(shape)}")
-    found = np.zeros(shape, values.dtype)
-    found[np.repeat(np.arange(shape[0]), counts), columns] = values
-    return found
+    return np.repeat(np.arange(shape[0]), counts)
 
 
 def passed_bytes(passed: Passed) -> bytes:
@@ -193,33 +207,66 @@ def passed_bytes(passed: Passed) -> bytes:
     return bytes(output.SerializeToString())
 
 
+Top = tuple[np.ndarray, np.ndarray]
+"""[n, k] tokens and [n, k] log-probabilities: the likeliest ones at each of n places."""
+
+
 def sampled_bytes(
-    sequences: Sequence[tuple[Sequence[int], Sequence[float], bool]],
+    sequences: Sequence[tuple[Sequence[int], Sequence[float], bool, Top | None]],
     prompt: Sequence[float] | None,
-    top: tuple[np.ndarray, np.ndarray] | None,
+    top: Top | None,
+    named: Message | None = None,
+    drawn: tuple[Message, Message] | None = None,
 ) -> bytes:
     """The result of sampling.
 
     Args:
-        sequences: tokens, their log-probabilities, and whether the sequence ended before its limit.
+        sequences: tokens, their log-probabilities, whether the sequence ended before its limit, and the
+            likeliest tokens in their places.
         prompt: log-probabilities of the prompt's tokens, NaN for those that were not asked for.
-        top: [n, k] tokens and [n, k] log-probabilities at each place of the prompt.
+        top: the likeliest ones at each place of the prompt.
+        named, drawn: tensors of places.py.
     """
     output: Any = MESSAGES["SampleResponse"]()
-    for tokens, logprobs, stopped in sequences:
+    for tokens, logprobs, stopped, likeliest in sequences:
         output.sequences.add(
             stop_reason=0 if stopped else 1,
             tokens=np.asarray(tokens, np.int32).tobytes(),
             logprobs=np.asarray(logprobs, np.float32).tobytes(),
+            topk_sampled_logprobs=_top(likeliest),
         )
     if prompt is not None:
         output.prompt_logprobs = np.asarray(prompt, np.float32).tobytes()
     if top is not None:
-        length, k = top[0].shape
-        output.topk_prompt_logprobs.token_ids = np.asarray(top[0], np.int32).tobytes()
-        output.topk_prompt_logprobs.logprobs = np.asarray(top[1], np.float32).tobytes()
-        output.topk_prompt_logprobs.k, output.topk_prompt_logprobs.length = k, length
+        output.topk_prompt_logprobs.CopyFrom(_top(top))
+    if named is not None:
+        output.target_prompt_logprobs.CopyFrom(named)
+    if drawn is not None:
+        output.prompt_alt_tokens.tokens.CopyFrom(drawn[0])
+        output.prompt_alt_tokens.logprobs.CopyFrom(drawn[1])
     return bytes(output.SerializeToString())
+
+
+def _top(top: Top | None) -> Message | None:
+    if top is None:
+        return None
+    length, k = top[0].shape
+    return MESSAGES["TopkLogprobs"](
+        token_ids=np.asarray(top[0], np.int32).tobytes(),
+        logprobs=np.asarray(top[1], np.float32).tobytes(), k=k, length=length,
+    )  # fmt: skip
+
+
+def tensor_of(
+    values: np.ndarray, shape: Sequence[int], sparse: tuple[Sequence[int], Sequence[int]] | None = None
+) -> Message:
+    """A tensor of float32 or int64. `sparse`: the pointers of its rows and the columns of its values."""
+    dtype = next(number for number, each in DTYPES.items() if each == values.dtype)
+    if sparse is None:
+        return MESSAGES["Tensor"](dense=values.tobytes(), dtype=dtype, shape=shape)
+    pointers, columns = (np.array(each, np.int64).tobytes() for each in sparse)
+    csr = MESSAGES["SparseCsr"](values=values.tobytes(), crow_indices=pointers, col_indices=columns)
+    return MESSAGES["Tensor"](sparse_csr=csr, dtype=dtype, shape=shape)
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -24,7 +24,8 @@ from silva.ports import derive
 from silva.server.parsing import parse, read
 from silva.server.tinker.bodies import SampleBody
 from silva.server.tinker.futures import FutureResult, Futures, failure
-from silva.server.tinker.messages import sampled_bytes
+from silva.server.tinker.messages import Top, sampled_bytes
+from silva.server.tinker.places import PromptPlaces
 from silva.server.tinker.tables import Tables
 from silva.types import Completion, SamplingParams, TokenScores
 from silva.wire.guard import HttpError
@@ -44,7 +45,12 @@ class Sampler(Protocol):
         self, tokens: Sequence[int], params: SamplingParams, adapter: Path | None
     ) -> Completion: ...
     async def score(
-        self, tokens: Sequence[int], start: int, adapter: Path | None, top: int
+        self,
+        tokens: Sequence[int],
+        start: int,
+        adapter: Path | None,
+        top: int,
+        read: Callable[[Any, int], None] | None = None,
     ) -> TokenScores: ...
 
 
@@ -168,41 +174,61 @@ class SampleQueue:
                                  f"{self._sampler.vocabulary}")  # fmt: skip
         given = asked.sampling_params
         first = drawn >> 65 if given.seed is None else given.seed
-        room = context - len(tokens)
+        room, k = context - len(tokens), asked.topk_sample_logprobs
+        places = PromptPlaces(asked, tokens, self._sampler.vocabulary, first)
 
-        async def one(number: int) -> Completion:
+        async def one(number: int) -> tuple[Sequence[int], Sequence[float], bool, Top | None]:
             params = given.params(room, derive(first, "tinker", number), self._sampler.ends)
-            return await self._turn(owner, self._sampler.sample, tokens, params, adapter)
+            found = await self._turn(owner, self._sampler.sample, tokens, params, adapter)
+            top = None
+            if k:  # keys and values are there, of its last token too if another one follows
+                whole = [*tokens, *found.tokens]
+                scores = await self._turn(owner, self._sampler.score, whole, len(tokens), adapter, k)
+                top = _table(scores.top, 0, k)
+            return found.tokens, found.logprobs, found.stop_reason != "length", top
 
         samples = gather(functools.partial(one, number)() for number in range(asked.num_samples))
-        works: list[Any] = [self._prompt(asked, owner, tokens, adapter), samples]
-        scores, completions = await gather(works)
-        sequences = [(each.tokens, each.logprobs, each.stop_reason != "length") for each in completions]
-        return await asyncio.to_thread(sampled_bytes, sequences, *scores)
+        works: list[Any] = [self._prompt(asked, owner, tokens, adapter, places), samples]
+        scores, sequences = await gather(works)
+        own, top = scores
+        return await asyncio.to_thread(lambda: sampled_bytes(sequences, own, top, places.named, places.drawn))
 
     async def _prompt(
-        self, asked: SampleBody, owner: str, tokens: Sequence[int], adapter: Path | None
-    ) -> tuple[np.ndarray | None, tuple[np.ndarray, np.ndarray] | None]:
+        self,
+        asked: SampleBody,
+        owner: str,
+        tokens: Sequence[int],
+        adapter: Path | None,
+        places: PromptPlaces,
+    ) -> tuple[np.ndarray | None, Top | None]:
         """Log-probabilities of the prompt's tokens and the likeliest ones at each place, if they are asked
         for; the first token has none."""
         k, last = asked.topk_prompt_logprobs, asked.prompt_logprobs_last_n
-        if not asked.prompt_logprobs and not k:
-            return None, None
-        if last is not None and last >= len(tokens):
+        own = asked.prompt_logprobs or k > 0
+        if own and last is not None and last >= len(tokens):
             raise HttpError(400, f"prompt_logprobs_last_n: got {last}, expected 1 to {len(tokens) - 1}")
-        start = 1 if last is None else len(tokens) - last
-        found = await self._turn(owner, self._sampler.score, tokens, start, adapter, k)
+        first = 1 if last is None else len(tokens) - last
+        starts = [*([first] if own else []), *([] if places.start is None else [places.start])]
+        if not starts:
+            return None, None
+        start = min(starts)
+        read = None if places.start is None else places.read
+        found = await self._turn(owner, self._sampler.score, tokens, start, adapter, k, read)
         logprobs = np.full(len(tokens), np.nan, np.float32)
-        logprobs[start:] = found.logprobs
-        if not k:
-            return logprobs, None
-        ids = np.zeros((len(tokens), k), np.int32)
-        values = np.full((len(tokens), k), EMPTY, np.float32)
-        for place, each in enumerate(found.top, start):
-            ids[place, : len(each)] = [token for token, _ in each]
-            values[place, : len(each)] = [value for _, value in each]
-        return (logprobs if asked.prompt_logprobs else None), (ids, values)
+        logprobs[first:] = found.logprobs[first - start :]
+        top = _table(found.top[first - start :], first, k) if k else None
+        return (logprobs if asked.prompt_logprobs else None), top
 
     async def _turn(self, owner: str, ask: Callable[..., Awaitable[T]], *args: Any) -> T:
         async with self._turns.of(owner):
             return await ask(*args)
+
+
+def _table(top: Sequence[Sequence[tuple[int, float]]], first: int, k: int) -> Top:
+    """The likeliest tokens at places, below `first` rows that have none."""
+    ids = np.zeros((first + len(top), k), np.int32)
+    values = np.full((first + len(top), k), EMPTY, np.float32)
+    for place, each in enumerate(top, first):
+        ids[place, : len(each)] = [token for token, _ in each]
+        values[place, : len(each)] = [value for _, value in each]
+    return ids, values
