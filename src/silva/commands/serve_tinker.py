@@ -57,7 +57,7 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
         name = given.options.get("--as") or served_name(config, None)
         server = _server(here(config), name, given, stack)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
-                    takes=("application/json", TAKES), admits=keys)  # fmt: skip
+                    takes=("application/json", TAKES), admits=server.admitting(keys))  # fmt: skip
         return served(app, bind, f"tinker: {name}", server.working())
 
 

@@ -42,8 +42,9 @@ class Service:
         with ThreadPoolExecutor(1) as compute:
             server = TinkerServer(self.state, model, self.runs, compute, self.sampler, 4, self.full, log)
             async with server.working():
+                admits = server.admitting(ApiKeys([]))
                 yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,
-                            takes=("application/json", TAKES), admits=ApiKeys([]))  # fmt: skip
+                            takes=("application/json", TAKES), admits=admits)  # fmt: skip
             self.runs.hold.set()
 
     @asynccontextmanager
@@ -95,8 +96,7 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.fixture(scope="module")
 def client(listening: Service) -> Iterator[Any]:
     """Of the SDK."""
-    import tinker
-
+    tinker = pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
     with tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine") as found:
         assert found.holder  # it begins here, and ends with the file
         yield found

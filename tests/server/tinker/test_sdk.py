@@ -298,17 +298,13 @@ def test_what_the_server_has_not_is_refused_with_words(trained, client, rest):
     session = trained.model_id.partition(":")[0]
     admin = tinker.AdminClient()
     for ask, words in (
-        (lambda: trained.save_weights_external("x"), "folders of its --state"),
+        (lambda: trained.save_weights_external("x"), "tinker://RUN/external_weights/NAME"),
         (lambda: rest.copy_weights(path, "project"), "no projects"),
         (lambda: tinker.ServiceClient(project_id="project").copy_weights(path), "no projects"),
         (lambda: rest.assign_session_project(session, "project"), "no projects"),
         (lambda: rest.list_training_runs(project_id="project"), "no projects"),
         (lambda: rest.export_session_trace(session), "no traces"),
         (lambda: rest.search_sessions(types.SessionSearchRequest()), "no search"),
-        (
-            lambda: rest.get_external_weights_urls(path.replace("/weights/", "/external_weights/")),
-            "no signed",
-        ),
         (lambda: admin.get_audit_log(), "no audit log"),
         (lambda: admin.get_current_checkpoint_storage_usage(), "no bills"),
         (lambda: admin.get_billing_usage("2026-01-01", "2026-01-02"), "no bills"),

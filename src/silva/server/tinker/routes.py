@@ -59,8 +59,6 @@ REFUSED = {
     ("POST", "/sessions/search"): "this server has no search: list sessions",
     ("PUT", "/sessions/{id}/project"): "this server has no projects",
     ("GET", "/sessions/{id}/trace_export"): "this server records no traces",
-    ("GET", "/training_runs/{id}/checkpoints/{name:path}/external_weights_urls"):
-        "this server gives no signed addresses: checkpoints are folders of its --state",
     ("GET", "/audit"): "this server has no audit log",
     ("GET", "/billing/usage/events"): "this server has no bills",
     ("GET", "/billing/usage/checkpoints/current"): "this server has no bills",
@@ -196,8 +194,11 @@ class TinkerRoutes:
             asked = FutureWork(owner, place.model_id, place.seq_id, kind, data)
             try:
                 if of is None:
-                    raise HttpError(400, f"{kind}: this server writes checkpoints as folders of its --state; "
-                                         "expected save_state or save_weights_for_sampler")  # fmt: skip
+                    raise HttpError(
+                        400,
+                        f"{kind}: what save_state or save_weights_for_sampler saves as NAME is downloaded "
+                        "as tinker://RUN/external_weights/NAME",
+                    )
                 read(of, given)
             except HttpError as error:
                 asked = FutureWork(owner, place.model_id, place.seq_id, "refused", str(error).encode())

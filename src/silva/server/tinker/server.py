@@ -17,6 +17,7 @@ from pathlib import Path
 from silva.aio import cancelled
 from silva.ports import CLOCK
 from silva.server.tinker import checkpoints
+from silva.server.tinker.downloads import TinkerDownloads
 from silva.server.tinker.futures import Futures
 from silva.server.tinker.listings import TinkerListings
 from silva.server.tinker.routes import ServedModel, TinkerRoutes, routed
@@ -39,6 +40,9 @@ class TinkerServer:
         places: samples that the engine works on at once.
         full: runs of all weights in memory.
         log: gets a line for each fault that is not a client's.
+
+    Attributes:
+        admitting: makes a check for the guard of one of keys.
 
     Raises:
         ConfigError: another server uses the folder.
@@ -63,7 +67,9 @@ class TinkerServer:
         self._sampling = SampleQueue(self._tables, self._futures, sampler, places, self._weights, log)
         requests = TinkerRoutes(self._tables, self._futures, self._training, self._sampling, model)
         listings = TinkerListings(self._tables, model)
-        self.app = Application(routed({**requests.routes(), **listings.routes()}))
+        downloads = TinkerDownloads(self._tables, self._weights)
+        self.app = Application(routed({**requests.routes(), **downloads.routes(), **listings.routes()}))
+        self.admitting = downloads.admitting
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

@@ -1,0 +1,120 @@
+"""Files of checkpoints, for programs that have an address and no key: the SDK downloads so.
+
+    GET .../checkpoints/external_weights/NAME/external_weights_urls   with a key ──> {file: address}
+    GET /api/v1/files/TOKEN                                           without one
+
+A token says which file and until when, and is signed with a secret of this process, so nobody else can make
+one. What is read is a file that was in the folder of the checkpoint's row: no name leads elsewhere. The files
+of `external_weights/NAME` are those of `weights/NAME`, or otherwise of `sampler_weights/NAME`, without what
+only training needs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import FileResponse
+from starlette.types import Scope
+
+from silva.ports import CLOCK
+from silva.server.tinker.checkpoints import SAMPLER, TRAINING, found, uri, when
+from silva.server.tinker.routes import PREFIX, Handler
+from silva.server.tinker.tables import Tables
+from silva.trainer.tenants.folder import OPTIMIZER, RUN
+from silva.wire.guard import HttpError
+
+EXTERNAL = "external_weights"
+FILES = f"{PREFIX}/files/"
+SECONDS = 3600  # that an address holds
+
+
+class SignedAddresses:
+    """Tokens that say something and cannot be made by anybody else."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def signed(self, said: Mapping[str, Any]) -> str:
+        text = base64.urlsafe_b64encode(json.dumps(said).encode()).decode().rstrip("=")
+        return f"{text}.{self._signature(text)}"
+
+    def read(self, token: str) -> dict[str, Any]:
+        """What a token says.
+
+        Raises:
+            HttpError: it is none, or too old.
+        """
+        text, _, signature = token.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+            raise HttpError(403, "the address of this file is none that the server gave")
+        said: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if said["expires"] <= CLOCK.time():
+            raise HttpError(403, f"the address of this file was good for {SECONDS} s; ask for another one")
+        return said
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+class TinkerDownloads:
+    """The two routes.
+
+    Args:
+        folder: of folders of weights.
+    """
+
+    def __init__(self, tables: Tables, folder: Path) -> None:
+        self._tables, self._folder, self._addresses = tables, folder, SignedAddresses()
+
+    def routes(self) -> Mapping[tuple[str, str], Handler]:
+        urls = f"/training_runs/{{id}}/checkpoints/{EXTERNAL}/{{name}}/external_weights_urls"
+        return {("GET", urls): self.urls, ("GET", "/files/{token}"): self.file}
+
+    def admitting(self, keys: Callable[[Scope], None]) -> Callable[[Scope], None]:
+        """A check that lets through what `keys` does, and requests for files with a signed address."""
+
+        def check(scope: Scope) -> None:
+            if scope["method"] == "GET" and scope["path"].startswith(FILES):
+                self._addresses.read(scope["path"].removeprefix(FILES))
+            else:
+                keys(scope)
+
+        return check
+
+    async def urls(self, request: Request, owner: str) -> Any:
+        model, name = request.path_params["id"], request.path_params["name"]
+        row = await self._row(model, name, owner)
+        expires = CLOCK.time() + SECONDS
+        said = {"model": model, "name": name, "owner": owner, "folder": row["folder"], "expires": expires}
+        address = f"{str(request.base_url).rstrip('/')}{FILES}"
+        return {
+            "urls": {
+                file.name: address + self._addresses.signed({**said, "file": file.name})
+                for file in sorted((self._folder / row["folder"]).iterdir())
+                if file.name != RUN and not file.name.startswith(OPTIMIZER)
+            },
+            "expires": when(expires),
+        }
+
+    async def file(self, request: Request, owner: str) -> Any:
+        """The owner that counts is the one who got the address."""
+        said = self._addresses.read(request.path_params["token"])
+        row = await self._row(said["model"], said["name"], said["owner"])
+        path = self._folder / row["folder"] / said["file"]
+        if row["folder"] != said["folder"] or not path.is_file():
+            raise HttpError(404, f"{said['file']}: the checkpoint has been replaced; ask for its files again")
+        return FileResponse(path, media_type="application/octet-stream")
+
+    async def _row(self, model: str, name: str, owner: str) -> Any:
+        try:
+            return await found(self._tables, uri(model, f"{TRAINING}/{name}"), owner)
+        except HttpError:
+            return await found(self._tables, uri(model, f"{SAMPLER}/{name}"), owner)

@@ -1,0 +1,100 @@
+"""Files of checkpoints go to whoever has their address, and to nobody else."""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import urlsplit
+
+import pytest
+from tests.server.tinker.client import Client
+
+from silva.ports import CLOCK
+
+BARE = {"x-api-key": ""}
+HELD = ("run.json", "optimizer.safetensors")  # of training alone
+
+
+async def saved(service, http, name="a"):
+    """A client, and the path of the addresses of what it has saved."""
+    client = await Client(http).begin()
+    model = await client.model()
+    await client.result(await client.post("/save_weights", model_id=model, seq_id=1, path=name))
+    (folder,) = (service.state / "weights").iterdir()
+    for extra in HELD:
+        (folder / extra).write_text("moments")
+    return client, f"/training_runs/{model}/checkpoints/external_weights/{name}/external_weights_urls"
+
+
+async def test_a_file_is_read_by_its_address_alone(service):
+    async with service.asked() as http:
+        _, where = await saved(service, http)
+        answer = (await http.get(where)).json()
+        assert list(answer["urls"]) == ["weights.json"]
+        address = answer["urls"]["weights.json"]
+        assert address.startswith("http://localhost/api/v1/files/")
+        found = await http.get(address, headers=BARE)
+        assert (found.status_code, json.loads(found.content)) == (200, [0.0, True])
+        assert (await http.get(where, headers=BARE)).status_code == 401
+        assert (await http.post(urlsplit(address).path, headers=BARE)).status_code == 401
+
+
+async def test_no_other_address_reads_anything(service):
+    async with service.asked() as http:
+        _, where = await saved(service, http)
+        (address,) = (await http.get(where)).json()["urls"].values()
+        text, _, signature = address.rpartition("/")[2].partition(".")
+        (folder,) = (service.state / "weights").iterdir()
+        for token in (
+            text, f"{text}.", f"{text}.{signature[::-1]}", f"{text[:-2]}AA.{signature}", f".{signature}", "",
+            f"..%2f{folder.name}%2fweights.json", "%2e%2e/%2e%2e/tinker.sqlite", "\u00e9.\u00e9",
+            f"../weights/{folder.name}/weights.json",
+        ):  # fmt: skip
+            found = await http.get(f"/files/{token}", headers=BARE)
+            assert found.status_code in (401, 403, 404) and b"true" not in found.content, token
+        for name in ("b", "..", "a%2f..%2fa", "%2e%2e%2fa", "run.json"):
+            assert (await http.get(where.replace("/a/", f"/{name}/"))).status_code in (400, 404, 405), name
+
+
+async def test_an_address_ends_with_its_hour_and_with_the_checkpoint(service, monkeypatch):
+    async with service.asked() as http:
+        client, where = await saved(service, http)
+        (address,) = (await http.get(where)).json()["urls"].values()
+        now = CLOCK.time()
+        for later, status in ((3590, 200), (3700, 403)):
+            with monkeypatch.context() as patch:
+                patch.setattr(CLOCK.port, "time", lambda later=later: now + later, raising=False)
+                assert (await http.get(address)).status_code == status
+        model = where.split("/")[2]
+        again = await client.post("/save_weights", model_id=model, seq_id=2, path="a", overwrite=True)
+        await client.result(again)
+        assert (await http.get(address)).status_code == 404  # it is another one now
+        (address,) = (await http.get(where)).json()["urls"].values()
+        assert (await http.get(address)).status_code == 200
+        checkpoint = f"/training_runs/{model}/checkpoints/weights/a"
+        assert (await http.delete(checkpoint)).status_code == 200
+        assert (await http.get(address)).status_code == 404
+        assert (await http.get(where)).status_code == 404
+
+
+async def test_only_its_owner_gets_the_addresses_of_a_checkpoint_that_is_not_public(service):
+    async with service.asked() as http:
+        _, where = await saved(service, http)
+        other = {"x-api-key": "tml-other"}
+        assert (await http.get(where, headers=other)).status_code == 404
+        publish = where.partition("/external")[0] + "/weights/a/publish"
+        await http.post(publish)
+        (address,) = (await http.get(where, headers=other)).json()["urls"].values()
+        assert (await http.get(address)).status_code == 200
+        await http.delete(publish)
+        assert (await http.get(address)).status_code == 404
+
+
+@pytest.mark.slow
+def test_the_sdk_downloads_a_checkpoint(client, tmp_path):
+    from tinker.cli.commands.checkpoint import _download_checkpoint
+
+    trained = client.create_lora_training_client(base_model="base", rank=8, seed=3).result()
+    path = trained.save_weights_for_sampler("mine").result().path
+    external = path.replace("/sampler_weights/", "/external_weights/")
+    _download_checkpoint(client.create_rest_client(), external, tmp_path, show_progress=False, format="json")
+    assert json.loads((tmp_path / "weights.json").read_text()) == [0.0, False]
