@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from silva.errors import CheckpointError
-from silva.server.tinker.adapters import FolderSampler
+from silva.errors import CapabilityError, CheckpointError
+from silva.server.tinker.adapters import FolderSampler, ServedSampler
 from silva.types import SamplingParams
 
 
@@ -39,6 +39,14 @@ def folder(path: Path, alpha: float) -> Path:
     save_file(named, path / "adapter_model.safetensors")
     (path / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": alpha}))
     return path
+
+
+async def test_what_servers_of_vllm_do_not_send_is_refused():
+    served = ServedSampler(None, 8, 64, ())
+    with pytest.raises(
+        CapabilityError, match=r"tells the likeliest tokens alone; expected topk_prompt_logprobs"
+    ):
+        await served.score([1, 2], 1, None, 0, lambda logits, first: None)
 
 
 async def test_every_request_has_its_adapter_though_another_takes_its_place(tmp_path: Path):

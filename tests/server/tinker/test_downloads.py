@@ -90,6 +90,7 @@ async def test_only_its_owner_gets_the_addresses_of_a_checkpoint_that_is_not_pub
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_the_sdk_downloads_a_checkpoint(client, tmp_path):
     from tinker.cli.commands.checkpoint import _download_checkpoint
 

@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from safetensors.torch import load_file
 
-from silva.errors import CheckpointError
+from silva.errors import CapabilityError, CheckpointError
+from silva.server.tinker.places import ReadPlaces
 from silva.server.tinker.whole_models import WholeModels
 from silva.types import Completion, SamplingParams, TokenScores
 
@@ -41,7 +42,7 @@ class AdapterEngine(Protocol):
         *,
         adapter: str | None = None,
         top: int = 0,
-        read: Callable[[Any, int], None] | None = None,
+        read: ReadPlaces | None = None,
     ) -> TokenScores: ...
 
 
@@ -66,7 +67,20 @@ class ServedSampler:
     async def sample(self, tokens: Sequence[int], params: SamplingParams, adapter: Path | None) -> Completion:
         return await self._engine.sample(tokens, params, adapter=adapter)
 
-    async def score(self, tokens: Sequence[int], start: int, adapter: Path | None, top: int) -> TokenScores:
+    async def score(
+        self,
+        tokens: Sequence[int],
+        start: int,
+        adapter: Path | None,
+        top: int,
+        read: ReadPlaces | None = None,
+    ) -> TokenScores:
+        """Raises CapabilityError if whole distributions are asked for, which these servers do not send."""
+        if read is not None:
+            raise CapabilityError(
+                "target_prompt_logprobs, prompt_alt_tokens_k: this server samples from vLLM, which tells "
+                "the likeliest tokens alone; expected topk_prompt_logprobs"
+            )
         return await self._engine.score(tokens, start, adapter=adapter, top=top)
 
 
@@ -102,7 +116,7 @@ class FolderSampler:
         start: int,
         adapter: Path | None,
         top: int,
-        read: Callable[[Any, int], None] | None = None,
+        read: ReadPlaces | None = None,
     ) -> TokenScores:
         if self._whole and adapter and (adapter / WHOLE).exists():
             return await self._whole.ask(

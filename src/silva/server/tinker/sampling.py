@@ -25,7 +25,7 @@ from silva.server.parsing import parse, read
 from silva.server.tinker.bodies import SampleBody
 from silva.server.tinker.futures import FutureResult, Futures, failure
 from silva.server.tinker.messages import Top, sampled_bytes
-from silva.server.tinker.places import PromptPlaces
+from silva.server.tinker.places import PromptPlaces, ReadPlaces
 from silva.server.tinker.tables import Tables
 from silva.types import Completion, SamplingParams, TokenScores
 from silva.wire.guard import HttpError
@@ -50,7 +50,7 @@ class Sampler(Protocol):
         start: int,
         adapter: Path | None,
         top: int,
-        read: Callable[[Any, int], None] | None = None,
+        read: ReadPlaces | None = None,
     ) -> TokenScores: ...
 
 
