@@ -226,6 +226,7 @@ class TinkerTrainer:
             begins = self._settings.weights
             with faults(f"train {begins or adapter.model}"):
                 if begins:
+                    await self._check_begins(begins)
                     made = self._reached.create_training_client_from_state(begins)
                 else:
                     made = self._reached.create_lora_training_client(
@@ -236,12 +237,27 @@ class TinkerTrainer:
                         train_mlp="mlp" in adapter.modules,
                         train_unembed="unembed" in adapter.modules,
                     )
-                client = await made
-                rank = (await client.get_info_async()).lora_rank if begins else adapter.rank
-            if rank != adapter.rank:
-                raise ConfigError(f"model.lora.rank: got {adapter.rank}, expected {rank} as in {begins}")
-            self._client = client
+                self._client = await made
         return self._client
+
+    async def _check_begins(self, path: str) -> None:
+        """Raises ConfigError if these weights are not of the model and the layers of the configuration."""
+        import tinker
+
+        adapter = self._adapter
+        rest = tinker.RestClient(base_url=self._settings.url or None, api_key=self._settings.key)
+        found = await rest.get_weights_info_by_tinker_path(path)
+        told = {name: getattr(found, f"train_{name}") for name in ("attn", "mlp", "unembed")}
+        modules = sorted(
+            name for name in told if told[name] or (told[name] is None and name in adapter.modules)
+        )
+        for key, got, expected in (
+            ("model.name", adapter.model, found.base_model),
+            ("model.lora.rank", adapter.rank, found.lora_rank),
+            ("trainer.modules", sorted(adapter.modules), modules),
+        ):
+            if got != expected:
+                raise ConfigError(f"{key}: got {got}, expected {expected} as in {path}")
 
     async def _saved(self) -> str:
         client, run = await self._training(), re.sub(r"[^A-Za-z0-9_]+", "-", self._run)[:80].strip("-")

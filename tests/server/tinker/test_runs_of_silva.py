@@ -197,13 +197,18 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
         await begun.connect()
         await engine.load(await begun.snapshot())
         assert (await engine.score([*prompt, *before.tokens], len(prompt))).logprobs == expected.logprobs
-        wide = dataclasses.replace(adapter, rank=8)
-        other = TinkerTrainer(TinkerEngineSettings(url=address, weights=path), wide, "other")
-        await other.connect()
-        with pytest.raises(ConfigError, match=f"model.lora.rank: got 8, expected {RANK} as in {path}"):
-            await other.snapshot()
+        for change, words in (
+            ({"rank": 8}, f"model.lora.rank: got 8, expected {RANK} as in {path}"),
+            ({"modules": frozenset({"mlp"})}, r"trainer.modules: got \['mlp'\], expected \['attn'\] as in "),
+            ({"model": "other"}, "model.name: got other, expected tiny as in "),
+        ):
+            wrong = dataclasses.replace(adapter, **change)
+            other = TinkerTrainer(TinkerEngineSettings(url=address, weights=path), wrong, "other")
+            await other.connect()
+            with pytest.raises(ConfigError, match=words):
+                await other.snapshot()
+            await other.close()
         await begun.close()
-        await other.close()
         await first.close()
         await second.close()
 
