@@ -7,8 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from tests.server.tinker.client import Client
 
 from silva.server.parsing import read
+from silva.server.tinker import messages
 from silva.server.tinker.bodies import SampleBody
 from silva.server.tinker.places import PromptPlaces
 from silva.wire.guard import HttpError
@@ -90,6 +92,25 @@ def test_the_likeliest_tokens_in_place_of_sampled_ones(sampler):
 def test_what_does_not_fit_is_refused(asked, words, sampler):
     with pytest.raises(tinker.TinkerError, match=words):
         sampler.sample(PROMPT, 1, ONE, **asked).result()
+
+
+async def test_how_many_prompt_tokens_are_scored_says_nothing_of_named_ones(service):
+    """The SDK does not send this."""
+    named = {"data": [-1, -1, 8], "dtype": "int64", "shape": [3, 1]}
+    async with service.asked() as http:
+        mine = await Client(http).begin()
+        made = await mine.post("/create_sampling_session", session_id=mine.session, sampling_session_seq_id=0,
+                               base_model="base")  # fmt: skip
+        asked = await mine.post(
+            "/asample", sampling_session_id=made.json()["sampling_session_id"], seq_id=0,
+            prompt={"chunks": [{"tokens": [5, 6, 7, 8]}]}, sampling_params={"max_tokens": 1},
+            prompt_logprobs_last_n=9, target_prompt_logprobs=named,
+        )  # fmt: skip
+        found = await mine.post("/retrieve_future", request_id=asked.json()["request_id"])
+    output = messages.MESSAGES["SampleResponse"]()
+    output.ParseFromString(found.content)
+    expected = [0, 0, -math.log(32)]
+    np.testing.assert_allclose(np.frombuffer(output.target_prompt_logprobs.dense, np.float32), expected, 1e-6)
 
 
 @pytest.mark.parametrize(

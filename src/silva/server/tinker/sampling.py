@@ -207,7 +207,7 @@ class SampleQueue:
         own = asked.prompt_logprobs or k > 0
         if own and last is not None and last >= len(tokens):
             raise HttpError(400, f"prompt_logprobs_last_n: got {last}, expected 1 to {len(tokens) - 1}")
-        first = 1 if last is None else len(tokens) - last
+        first = len(tokens) - last if own and last is not None else 1
         starts = [*([first] if own else []), *([] if places.start is None else [places.start])]
         if not starts:
             return None, None
