@@ -80,7 +80,10 @@ COMMANDS: dict[str, Command] = {
          Option("--full", "runs in memory at once that train all weights (rank 0); 0: none (default 1)",
                 "N", "a number"),
          *_HOST,
-         Option("--port", "listen there (default: any free one)", "PORT", "a number")),
+         Option("--port", "listen there (default: any free one)", "PORT", "a number"),
+         Option("--max-models", "models that a key may have in sessions that last", "N", "a number"),
+         Option("--max-waiting", "requests of a key that may wait", "N", "a number"),
+         Option("--max-bytes", "bytes that the weights of a key may take on disk", "N", "a number")),
         (f"tinker [--model NAME] [--as NAME] [--state DIR] [--full N] {CONFIGURED}",),
         details="A client needs TINKER_BASE_URL=http://127.0.0.1:PORT and TINKER_API_KEY=tml-ANY. Each key\n"
                 "is a tenant. Beyond this machine, SILVA_API_KEY names those that are taken: tml-A,tml-B.",

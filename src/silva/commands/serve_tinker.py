@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from silva.server.tinker.whole_models import WholeModels
 
 PLACES = 128  # samples in the engine, which decodes some of them and has the next ones at hand
 PROBE = tuple(range(1, 17))  # tokens that every vocabulary has
+QUOTAS = {"models": "--max-models", "waiting": "--max-waiting", "bytes": "--max-bytes"}
 EXTRA = 'pip install "silva[services]"'
 
 
@@ -46,22 +48,31 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
     try:
         from silva.server.tinker.keys import ApiKeys
         from silva.server.tinker.messages import TAKES
+        from silva.server.tinker.quotas import Quotas
         from silva.server.tinker.server import MAX_BODY
         from silva.wire.guard import Guard
     except ModuleNotFoundError as error:
         raise CapabilityError(f"silva serve tinker needs {error.name}: {EXTRA}") from error
     keys = ApiKeys([key.strip() for key in config.placement.key.split(",") if key.strip()])
+    quotas = Quotas(**{name: _number(given.options, flag) for name, flag in QUOTAS.items()})
     bind, _ = checked_bind(config, "tinker", given.options)
     process.prepare()
     with ExitStack() as stack:
         name = given.options.get("--as") or served_name(config, None)
-        server = _server(here(config), name, given, stack)
+        server = _server(here(config), name, given, quotas, stack)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=server.admitting(keys))  # fmt: skip
         return served(app, bind, f"tinker: {name}", server.working())
 
 
-def _server(config: RunConfig, name: str, given: Given, stack: ExitStack) -> Any:
+def _number(options: Mapping[str, str], flag: str) -> int | None:
+    text = options.get(flag)
+    if text is not None and not text.isdecimal():
+        raise ConfigError(f"{flag}: got {text!r}, expected a whole number")
+    return None if text is None else int(text)
+
+
+def _server(config: RunConfig, name: str, given: Given, quotas: Any, stack: ExitStack) -> Any:
     from silva.server.tinker.routes import ServedModel
     from silva.server.tinker.server import TinkerServer
     from silva.trainer.tenants.learner import Tenants
@@ -88,7 +99,7 @@ def _server(config: RunConfig, name: str, given: Given, stack: ExitStack) -> Any
         parts.model.model.config.model_type,
         sampler.context,
     )
-    return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, full, say)
+    return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, full, say, quotas)
 
 
 def _sampler(parts: Assembly) -> FolderSampler | ServedSampler:

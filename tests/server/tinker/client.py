@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from itertools import count
-
 import numpy as np
 
 from silva.server.tinker import messages
-
-
-def free_port() -> int:
-    """None of those that the system gives to clients: while a server is away, a client that tries its port
-    could get that port for its own end, and be connected to itself. Nor of those of a test in a process
-    beside this one, whose server may be away just now."""
-    for port in count(20_000 + os.getpid() % 500 * 20):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("unreachable")
 
 
 class Client:
@@ -46,7 +28,12 @@ class Client:
         }  # fmt: skip
         return f"{self.session}:train:{number}"
 
-    async def passed(self, model, seq, value=1.0, *, forward=False, targets=(1, 2), loss="cross_entropy"):
+    async def passed(self, model, seq, value=1.0, **how):
+        content = self.message(model, seq, value, **how).SerializeToString()
+        headers = {**self.headers, "content-type": messages.TAKES}
+        return await self.http.post("/forward_backward", content=content, headers=headers)
+
+    def message(self, model, seq, value=1.0, *, forward=False, targets=(1, 2), loss="cross_entropy"):
         message = messages.MESSAGES["ForwardBackwardRequest"](
             model_id=model, seq_id=seq, loss_fn=loss, forward_only=forward
         )
@@ -58,8 +45,7 @@ class Client:
         ):  # fmt: skip
             datum.loss_fn_inputs[name].dense = np.array(array, dtype).tobytes()
             datum.loss_fn_inputs[name].dtype = kind
-        headers = {**self.headers, "content-type": messages.TAKES}
-        return await self.http.post("/forward_backward", content=message.SerializeToString(), headers=headers)
+        return message
 
     async def step(self, model, seq, lr=1.0):
         return await self.post("/optim_step", model_id=model, seq_id=seq, adam_params={"learning_rate": lr})

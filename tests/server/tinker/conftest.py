@@ -18,6 +18,7 @@ from tests.server.tinker.doubles import ScriptedRuns, ScriptedSampler
 
 from silva.server.tinker.keys import ApiKeys
 from silva.server.tinker.messages import TAKES
+from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.routes import ServedModel
 from silva.server.tinker.server import MAX_BODY, TinkerServer
 from silva.wire.guard import Guard
@@ -32,6 +33,7 @@ class Service:
     def __init__(self, state: Path) -> None:
         self.state, self.runs, self.sampler = state, ScriptedRuns(), ScriptedSampler()
         self.lines: list[str] = []
+        self.quotas = Quotas()
         self.address, self.full = "", 1
 
     @asynccontextmanager
@@ -40,7 +42,9 @@ class Service:
         self.runs, self.sampler = ScriptedRuns(), ScriptedSampler()
         log, model = self.lines.append, ServedModel("base", "base", "scripted", self.sampler.context)
         with ThreadPoolExecutor(1) as compute:
-            server = TinkerServer(self.state, model, self.runs, compute, self.sampler, 4, self.full, log)
+            server = TinkerServer(
+                self.state, model, self.runs, compute, self.sampler, 4, self.full, log, self.quotas
+            )
             async with server.working():
                 admits = server.admitting(ApiKeys([]))
                 yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,

@@ -3,154 +3,41 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sqlite3
-import subprocess
-import sys
-import time
-import urllib.request
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from pathlib import Path
 
+import chaos_tinker
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from tests.server.tinker.client import free_port
+from chaos_tinker import Fault, Serving
 
 tinker = pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
 from tinker import types  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
-STEPS = 24
-TINY = 'model = {type = "tiny", layers = 1, width = 64, context = 128}\n'
-
-
-class Serving:
-    """A server that can be killed and started again at the same port."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self.options = folder, options
-        self.port = free_port()
-        self.address = f"http://127.0.0.1:{self.port}"
-        (folder / "tiny.toml").write_text(TINY)
-
-    def start(self) -> None:
-        self.log = self.folder / "log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "silva", "serve", "tinker", "@", "tiny.toml", "--state", "state",
-                 "--port", str(self.port), *self.options],
-                cwd=self.folder, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
-        request = urllib.request.Request(f"{self.address}/api/v1/healthz", headers={"X-API-Key": "tml-a"})
-        for _ in range(1200):
-            try:
-                urllib.request.urlopen(request, timeout=5).close()
-                return
-            except OSError:
-                assert self.process.poll() is None, self.log.read_text()
-                time.sleep(0.1)
-        raise AssertionError("the server does not listen")
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def weights(self, path: str) -> dict[str, np.ndarray]:
-        """Of a checkpoint, by its file."""
-        model, _, name = path.removeprefix("tinker://").partition("/")
-        with sqlite3.connect(f"file:{self.folder}/state/tinker.sqlite?mode=ro", uri=True) as db:
-            query = "SELECT folder FROM checkpoints WHERE model = ? AND name = ?"
-            (folder,) = db.execute(query, (model, name)).fetchone()
-        (file,) = (self.folder / "state" / "weights" / folder).glob("*model.safetensors")
-        return load_file(file)
-
-
-@contextmanager
-def served(folder: Path, *options: str) -> Iterator[Serving]:
-    folder.mkdir()
-    serving = Serving(folder, *options)
-    serving.start()
-    try:
-        yield serving
-    finally:
-        serving.kill()
-
-
-FULL = 3  # the seed of the run that trains all weights
-
-
-def train(serving: Serving, key: str, seed: int, at_step=lambda n: None) -> str:
-    """A run of its own data; the path of what it has learned."""
-    service = tinker.ServiceClient(base_url=serving.address, api_key=key)
-    rank = 0 if seed == FULL else 4
-    with closing(service.holder):  # asks nothing of a server that may be gone
-        run = service.create_lora_training_client(base_model="tiny", rank=rank, seed=seed).result()
-        rng, futures = np.random.default_rng(seed), []
-        for n in range(STEPS):
-            tokens = rng.integers(0, 60, (3, 9))
-            data = [
-                types.Datum(
-                    model_input=types.ModelInput.from_ints(row[:-1].tolist()),
-                    loss_fn_inputs={"target_tokens": row[1:].copy(), "weights": np.ones(8, np.float32)},
-                )
-                for row in tokens
-            ]
-            futures.append(run.forward_backward(data, "cross_entropy"))
-            futures.append(run.optim_step(types.AdamParams(learning_rate=1e-2)))
-            if n % 4 == 3:
-                futures[-1].result()
-            at_step(n)
-        for future in futures:
-            future.result()
-        assert sum(future.result().metrics.get("loss:sum", 0) for future in futures[-2:]) > 0
-        return run.save_state("end").result().path
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
-    """The weights of runs that had a server for themselves."""
-    with served(tmp_path_factory.mktemp("alone") / "server") as serving:
-        found = {seed: train(serving, "tml-a", seed) for seed in (1, 2, FULL)}
-        serving.kill()
-        return {seed: serving.weights(path) for seed, path in found.items()}
-
-
-def same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
-    return found.keys() == expected.keys() and all(
-        found[name].tobytes() == expected[name].tobytes() for name in expected
-    )
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, bytes]]:
+    return chaos_tinker.alone(tmp_path_factory.mktemp("alone") / "server")
 
 
 def test_runs_of_several_clients_have_the_weights_that_they_would_have_alone(alone, tmp_path: Path):
-    """Byte for byte, with a server that is killed twice while both train, and started again."""
-    assert any(array.any() for name, array in alone[1].items() if "lora_B" in name)
-    assert not same(alone[1], alone[2])
-    with served(tmp_path / "server") as serving:
-
-        def kill_at(n: int) -> None:
-            if n in (5, 14):
-                serving.kill()
-                serving.start()
-
-        clients = ThreadPoolExecutor(3)
-        first = clients.submit(train, serving, "tml-a", 1, kill_at)
-        second = clients.submit(train, serving, "tml-b", 2)
-        third = clients.submit(train, serving, "tml-c", FULL)
-        paths = {1: first.result(300), 2: second.result(300), FULL: third.result(300)}
-        serving.kill()
-        assert {seed: same(serving.weights(path), alone[seed]) for seed, path in paths.items()} == {
-            1: True, 2: True, FULL: True
-        }  # fmt: skip
-        assert "tinker: " in serving.log.read_text() and "Error" not in serving.log.read_text()
+    """Byte for byte, though the server, one of them, and then both are killed while they train."""
+    first, second, full = alone.values()
+    assert full.keys() == {"model.safetensors", "optimizer.safetensors"}
+    assert first.keys() == {"adapter_model.safetensors", "optimizer.safetensors"}
+    assert all(first[name] != second[name] for name in first)
+    faults = [Fault("server", 1, 3), Fault("client", 3, 10), Fault("both", 1, 17)]
+    found, hit = chaos_tinker.together(tmp_path / "server", faults)
+    assert hit == 3
+    assert {seed: files == alone[seed] for seed, files in found.items()} == dict.fromkeys(alone, True)
+    log = (tmp_path / "server" / "log").read_text()
+    assert log.count("listening at") == 3 and "Error" not in log
 
 
 def test_what_is_trained_is_what_is_sampled(tmp_path: Path):
     """A sampler has the log-probabilities of the pass that saved it, and prefers what was learned."""
-    with served(tmp_path / "server") as serving:
+    with Serving(tmp_path / "server") as serving:
         service = tinker.ServiceClient(base_url=serving.address, api_key="tml-a")
         adapters, all_weights = (_sampled(service, rank) for rank in (16, 0))
         one, other = adapters(), all_weights()
@@ -212,7 +99,7 @@ def _check_places(sampler, prompt) -> None:
 
 def test_the_state_is_plain_rows(tmp_path: Path):
     """No key, and nothing that has to be executed to be read. The model has the name that it was given."""
-    with served(tmp_path / "server", "--as", "Org/Model") as serving:
+    with Serving(tmp_path / "server", "--as", "Org/Model") as serving:
         service = tinker.ServiceClient(base_url=serving.address, api_key="tml-secret")
         run = service.create_lora_training_client(base_model="Org/Model", rank=4, seed=1).result()
         assert run.get_info().model_data.model_name == "Org/Model" and run.get_tokenizer().encode("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import nullcontext
 
 import pytest
@@ -60,7 +61,11 @@ async def test_nobody_finds_what_belongs_to_another_key(service: Service):
             ("GET", f"sessions/{mine.session}"),
         ):  # fmt: skip
             answers.append(await http.request(method, f"/{place}", headers=other.headers))
-        assert [each.status_code for each in answers] == [404] * len(answers)
+        codes = [each.status_code for each in answers]
+        assert codes == [410 if number in (8, 9) else 404 for number in range(len(answers))]
+        unknown = await other.post("/retrieve_future", request_id="0" * 32)  # as if it were not there
+        theirs = answers[8].text.replace(saved.json()["request_id"], "0" * 32)
+        assert (unknown.status_code, unknown.text) == (410, theirs)
         for place in ("training_runs", "checkpoints"):
             listed = (await http.get(f"/{place}", headers=other.headers)).json()
             assert listed["cursor"]["total_count"] == 0
@@ -160,4 +165,43 @@ async def test_no_body_and_no_path_breaks_a_route(service: Service):
         assert (await http.get("/healthz")).json() == {"status": "ok"}
         for query in ("limit=-1", "limit=x", "offset=9" * 40, "limit=10000", "project_id=a"):
             assert (await http.get(f"/training_runs?{query}")).status_code == 400
+    assert not service.lines
+
+
+@pytest.mark.slow
+async def test_no_message_of_a_pass_breaks_the_service(service: Service):
+    """Spoilt at random: an error of that call alone, or a pass, and never one of the server."""
+    rng = random.Random(0)
+    headers = {"content-type": messages.TAKES}
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model, other = await client.model(0), await client.model(1)
+        whole, taken = client.message(model, 1).SerializeToString(), 0
+        for seq in range(1, 301):
+            data = bytearray(whole)
+            for _ in range(rng.randint(1, 3)):
+                place = rng.randrange(len(data))
+                match rng.randrange(4):
+                    case 0:
+                        data[place] ^= 1 << rng.randrange(8)
+                    case 1:
+                        del data[place : place + rng.randint(1, 9)]
+                    case 2:
+                        data[place:place] = rng.randbytes(rng.randint(1, 9))
+                    case _:
+                        data[place:place] = data[: rng.randrange(len(data))]
+            answer = await http.post("/forward_backward", content=bytes(data), headers=headers)
+            assert answer.status_code < 500, (seq, answer.text)
+            taken += answer.status_code == 200
+        assert taken  # some are only other numbers
+        for number, wrong in ((0, 1), (1025, 1), (1, 0), (1, -1)):
+            message = client.message(model, wrong)
+            message.data.extend([message.data[0]] * (number - 1))
+            if not number:
+                del message.data[:]
+            refused = await http.post(
+                "/forward_backward", content=message.SerializeToString(), headers=headers
+            )
+            assert refused.status_code == 400 and "expected 1" in refused.text
+        assert await client.result(await client.passed(other, 1)) == {"loss:sum": 2.0}
     assert not service.lines

@@ -60,10 +60,9 @@ async def found(tables: Tables, path: str, owner: str, *, kind: str = "") -> Row
 
 
 def saved(
-    model: Row, name: str, folder: Path, ttl: int | None, metadata: Mapping[str, str] | None
+    model: Row, name: str, folder: Path, size: int, ttl: int | None, metadata: Mapping[str, str] | None
 ) -> Callable[[sqlite3.Connection], None]:
     """What records a checkpoint of a model; one of the same name before it is forgotten."""
-    size = sum(file.stat().st_size for file in folder.iterdir())
     now = CLOCK.time()
     values = (
         model["id"], name, model["owner"], folder.name, size,

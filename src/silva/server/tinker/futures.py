@@ -3,6 +3,7 @@
     accept ──> id          the same (line, seq) again gives the same id: whatever was sent twice is done once
     finish ──> result      in one transaction with what it changes
     answer <── id          waits for the result for a while
+    tidy                   an hour later the row goes, unless a model may have to do it again
 
 Not here: doing the work (training.py, sampling.py).
 """
@@ -22,13 +23,16 @@ from safetensors import SafetensorError
 
 from silva.errors import SilvaError
 from silva.ports import CLOCK
+from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.tables import Row, Tables
 from silva.wire.guard import HttpError, fault_of
 
 LONGEST = 20.0  # seconds of one poll; the SDK gives up after 45
 KEPT = 3600.0  # seconds that a result can be fetched
+GONE = f"its result was kept for {KEPT:g} s and is gone"
 OF_DISK = (OSError, SafetensorError)  # causes that are no client's fault
 AHEAD = 4096  # requests of one line that may wait
+BATCH = 200  # rows that are removed in one transaction, which others wait for
 
 Change = Callable[[sqlite3.Connection], object]
 
@@ -62,15 +66,15 @@ def failure(error: Exception) -> FutureResult:
 class Futures:
     """All requests of the service."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, tables: Tables, quotas: Quotas) -> None:
+        self._tables, self._quotas = tables, quotas
         self._finished: dict[str, asyncio.Event] = {}
 
     async def accept(self, asked: FutureWork, also: Change = lambda db: None) -> tuple[str, bool]:
         """The request's id, and whether it is new. `also`: is done with a new one.
 
         Raises:
-            HttpError: another request has its number, or too many wait.
+            HttpError: another request has its number, it was done and is forgotten, or too many wait.
         """
         digest = hashlib.blake2b(asked.kind.encode() + b"\0" + asked.body, digest_size=16).digest()
 
@@ -81,9 +85,10 @@ class Futures:
                 if found["digest"] != digest:
                     raise HttpError(400, f"seq_id: {asked.seq} of {asked.line} was another request")
                 return found["id"], False
-            query = "SELECT COUNT(*) FROM requests WHERE line = ? AND finished IS NULL"
-            if db.execute(query, (asked.line,)).fetchone()[0] >= AHEAD:
-                raise HttpError(429, f"{asked.line}: {AHEAD} requests wait", headers={"retry-after": "1"})
+            model = db.execute("SELECT done FROM models WHERE id = ?", (asked.line,)).fetchone()
+            if model is not None and asked.seq <= model["done"]:
+                raise HttpError(410, f"seq_id: {asked.seq} of {asked.line} was done, and {GONE}")
+            self._check_waiting(db, asked, None if model is None else model["done"] + 1)
             name = secrets.token_hex(16)
             also(db)
             db.execute(
@@ -94,6 +99,18 @@ class Futures:
             return name, True
 
         return await self._tables.do(insert)
+
+    def _check_waiting(self, db: sqlite3.Connection, asked: FutureWork, following: int | None) -> None:
+        """`following`: the next request of a model. What others wait for always comes in, and so does what
+        waits for it: the SDK sends the first part of a call after the rest."""
+        if asked.seq == following:
+            return
+        query = "SELECT COUNT(*) AS n FROM requests WHERE line = ? AND finished IS NULL"
+        if db.execute(query, (asked.line,)).fetchone()["n"] >= AHEAD:
+            raise HttpError(429, f"{asked.line}: {AHEAD} requests wait", headers={"retry-after": "1"})
+        query = "SELECT 1 FROM requests WHERE line = ? AND seq = ?"
+        if following is None or db.execute(query, (asked.line, following)).fetchone() is not None:
+            self._quotas.check_waiting(db, asked.owner)
 
     async def finish(self, results: Mapping[str, FutureResult], also: Change = lambda db: None) -> None:
         """Record results, and with them what `also` does. A result that is there stays."""
@@ -118,7 +135,7 @@ class Futures:
         """The request with its result; None if there is none yet.
 
         Raises:
-            HttpError: there is no such request of this owner, or its result has been removed.
+            HttpError: there is no such request of this owner, or there was one.
         """
         event = self._finished.setdefault(name, asyncio.Event())
         row = await self._row(name, owner)
@@ -130,7 +147,7 @@ class Futures:
                 return None
             row = await self._row(name, owner)
         if row["result"] is None:
-            raise HttpError(410, f"request {name}: its result was kept for {KEPT:g} s and is gone")
+            raise _gone(name)
         return row
 
     async def _row(self, name: str, owner: str) -> Row:
@@ -139,14 +156,22 @@ class Futures:
         if row is None or row["finished"] is not None:
             self._finished.pop(name, None)
         if row is None:
-            raise HttpError(404, f"request {name}: not found")
+            raise _gone(name)
         return row
 
     async def tidy(self) -> None:
-        """Remove results that nobody has fetched in time."""
+        """Remove what was done an hour ago. A request that a model may have to do again stays, without its
+        result."""
         before = CLOCK.time() - KEPT
-        await self._tables.do(
-            lambda db: db.execute(
-                "UPDATE requests SET result = NULL WHERE finished < ? AND result IS NOT NULL", (before,)
-            )
-        )
+        old = "(SELECT id FROM requests WHERE finished < ? AND {} LIMIT ?)"
+        for change in (
+            f"DELETE FROM requests WHERE id IN {old.format('body IS NULL')}",
+            f"UPDATE requests SET result = NULL WHERE id IN {old.format('result IS NOT NULL')}",
+        ):
+            while await self._tables.change(change, before, BATCH) == BATCH:
+                pass
+
+
+def _gone(name: str) -> HttpError:
+    """The same whether there was one or not: the SDK sends a request again whose result is gone."""
+    return HttpError(410, f"request {name}: not found, or {GONE}")

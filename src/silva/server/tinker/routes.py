@@ -30,6 +30,7 @@ from silva.server.tinker import bodies, messages
 from silva.server.tinker.checkpoints import TRAINING, found
 from silva.server.tinker.futures import Futures, FutureWork
 from silva.server.tinker.keys import owner
+from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.sampling import SampleQueue
 from silva.server.tinker.tables import Row, Tables
 from silva.server.tinker.training import TrainQueue
@@ -76,8 +77,9 @@ class TinkerRoutes:
         training: TrainQueue,
         sampling: SampleQueue,
         model: ServedModel,
+        quotas: Quotas,
     ) -> None:
-        self._tables, self._futures, self._model = tables, futures, model
+        self._tables, self._futures, self._model, self._quotas = tables, futures, model, quotas
         self._training, self._sampling = training, sampling
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
@@ -108,13 +110,13 @@ class TinkerRoutes:
         now = CLOCK.time()
         values = (name, owner, body.display_name, _dumped(body.user_metadata), now, now)
         query = "INSERT INTO sessions (id, owner, name, metadata, created, heard) VALUES (?, ?, ?, ?, ?, ?)"
-        await self._change(query, *values)
+        await self._tables.change(query, *values)
         return {"session_id": name}
 
     async def heartbeat(self, request: Request, owner: str) -> Any:
         body = await posted(request, bodies.HeartbeatBody)
         await self._session(body.session_id, owner)
-        await self._change("UPDATE sessions SET heard = ? WHERE id = ?", CLOCK.time(), body.session_id)
+        await self._tables.change("UPDATE sessions SET heard = ? WHERE id = ?", CLOCK.time(), body.session_id)
         return {}
 
     async def finish(self, request: Request, owner: str) -> Any:
@@ -122,7 +124,7 @@ class TinkerRoutes:
         name = request.path_params["id"]
         if await self._tables.row("SELECT 1 FROM sessions WHERE id = ? AND owner = ?", name, owner) is None:
             raise HttpError(404, f"session {name[:99]}: not found")
-        await self._change("UPDATE sessions SET finished = 1 WHERE id = ?", name)
+        await self._tables.change("UPDATE sessions SET finished = 1 WHERE id = ?", name)
         return {}
 
     async def _session(self, name: str, owner: str) -> None:
@@ -168,6 +170,7 @@ class TinkerRoutes:
                  "metadata, created, used) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")  # fmt: skip
 
         def insert(db: sqlite3.Connection) -> None:
+            self._quotas.check_model(db, owner)
             db.execute(query, values)
 
         return await self._accepted(FutureWork(owner, name, 0, kind, data), insert)
@@ -295,9 +298,6 @@ class TinkerRoutes:
             name,
         )
         return None if row is None else f"request {row['next']} of this model has not come"
-
-    async def _change(self, query: str, *values: Any) -> None:
-        await self._tables.do(lambda db: db.execute(query, values))
 
 
 SHAPE = ("rank", "attn", "mlp", "unembed")

@@ -20,6 +20,7 @@ from silva.server.tinker import checkpoints
 from silva.server.tinker.downloads import TinkerDownloads
 from silva.server.tinker.futures import Futures
 from silva.server.tinker.listings import TinkerListings
+from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.routes import ServedModel, TinkerRoutes, routed
 from silva.server.tinker.sampling import SampleQueue, Sampler
 from silva.server.tinker.tables import Tables
@@ -40,6 +41,7 @@ class TinkerServer:
         places: samples that the engine works on at once.
         full: runs of all weights in memory.
         log: gets a line for each fault that is not a client's.
+        quotas: of each API key.
 
     Attributes:
         admitting: makes a check for the guard of one of keys.
@@ -58,14 +60,17 @@ class TinkerServer:
         places: int,
         full: int,
         log: Callable[[str], None],
+        quotas: Quotas = Quotas(),
     ) -> None:
         self._weights = state / "weights"
         self._weights.mkdir(parents=True, exist_ok=True)
         self._tables = Tables(state / "tinker.sqlite")
-        self._futures, self._log = Futures(self._tables), log
-        self._training = TrainQueue(self._tables, self._futures, runs, compute, self._weights, full, log)
+        self._futures, self._log = Futures(self._tables, quotas), log
+        self._training = TrainQueue(
+            self._tables, self._futures, runs, compute, self._weights, full, log, quotas
+        )
         self._sampling = SampleQueue(self._tables, self._futures, sampler, places, self._weights, log)
-        requests = TinkerRoutes(self._tables, self._futures, self._training, self._sampling, model)
+        requests = TinkerRoutes(self._tables, self._futures, self._training, self._sampling, model, quotas)
         listings = TinkerListings(self._tables, model)
         downloads = TinkerDownloads(self._tables, self._weights)
         self.app = Application(routed({**requests.routes(), **downloads.routes(), **listings.routes()}))

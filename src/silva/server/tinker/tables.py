@@ -20,7 +20,7 @@ from silva.errors import ConfigError, one_line
 
 T = TypeVar("T")
 Row = sqlite3.Row
-VERSION = 1
+VERSION = 2
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, name TEXT, metadata TEXT, created REAL NOT NULL,
@@ -35,17 +35,20 @@ CREATE TABLE IF NOT EXISTS requests (
     digest BLOB NOT NULL, body BLOB, form TEXT, result BLOB, undone INTEGER NOT NULL DEFAULT 0,
     finished REAL, UNIQUE (line, seq));
 CREATE INDEX IF NOT EXISTS unfinished ON requests (line, seq) WHERE finished IS NULL;
+CREATE INDEX IF NOT EXISTS waiting ON requests (owner) WHERE finished IS NULL;
+CREATE INDEX IF NOT EXISTS ended ON requests (finished) WHERE finished IS NOT NULL;
 CREATE TABLE IF NOT EXISTS checkpoints (
     model TEXT NOT NULL, name TEXT NOT NULL, owner TEXT NOT NULL, folder TEXT NOT NULL, size INTEGER NOT NULL,
     metadata TEXT, created REAL NOT NULL, expires REAL, public INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (model, name));
 CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, session TEXT NOT NULL, folder TEXT, path TEXT,
-    created REAL NOT NULL);
+    size INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL);
 """
 """models.done: the last request whose result is recorded; models.kept: the last one whose effect is in
-models.folder. requests.line: what their `seq` counts in, a model or a sampling session. requests.form: of the
-result, "json" or "proto". requests.undone: it has failed and changed nothing."""
+models.folder. requests.line: what their `seq` counts in, a model or a sampling session. requests.body: NULL
+if it need not be done again. requests.form: of the result, "json" or "proto". requests.undone: it has failed
+and changed nothing. samplers.size: of a folder of its own; a checkpoint's counts there."""
 
 
 class Tables:
@@ -94,6 +97,10 @@ class Tables:
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write())
         return await asyncio.shield(future)
+
+    async def change(self, query: str, *values: Any) -> int:
+        """How many rows it has changed."""
+        return await self.do(lambda db: db.execute(query, values).rowcount)
 
     async def rows(self, query: str, *values: Any) -> list[Row]:
         return await self.do(lambda db: db.execute(query, values).fetchall())

@@ -38,6 +38,7 @@ from silva.server.tinker.bodies import (
 from silva.server.tinker.checkpoints import SAMPLER, TRAINING, durable, found, uri
 from silva.server.tinker.futures import OF_DISK, Change, FutureResult, Futures, failure
 from silva.server.tinker.messages import finite, parse_pass, pass_of, passed_bytes
+from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.tables import Row, Tables
 from silva.trainer.tenants import AdamParams, Pass, Passed
 from silva.wire.guard import HttpError
@@ -84,8 +85,9 @@ class TrainQueue:
         folder: Path,
         full: int,
         log: Callable[[str], None],
+        quotas: Quotas = Quotas(),
     ) -> None:
-        self._tables, self._futures, self._runs = tables, futures, runs
+        self._tables, self._futures, self._runs, self._quotas = tables, futures, runs, quotas
         self._compute, self._folder, self._full, self._log = compute, folder, full, log
         self._live: dict[str, int] = {}  # requests since the folder of each, the last used one at the end
         self._wake = asyncio.Event()
@@ -217,8 +219,8 @@ class TrainQueue:
         name = f"{TRAINING}/{asked.path or format(head['seq'], '08d')}"
         if not asked.overwrite:
             await self._check_new(model, name)
-        folder = await self._written(model, head, optimizer=True)
-        change = checkpoints.saved(model, name, folder, asked.ttl_seconds, asked.user_metadata)
+        folder, size = await self._fitting(model, head, name, optimizer=True)
+        change = checkpoints.saved(model, name, folder, size, asked.ttl_seconds, asked.user_metadata)
         return FutureResult({"path": uri(model["id"], name), "type": "save_weights"}), change
 
     async def _sampler(self, model: Row, head: Row, body: bytes) -> tuple[FutureResult, Change]:
@@ -228,13 +230,13 @@ class TrainQueue:
         if asked.path is not None:
             name = f"{SAMPLER}/{asked.path}"
             await self._check_new(model, name)
-            folder = await self._written(model, head, optimizer=False)
-            change = checkpoints.saved(model, name, folder, asked.ttl_seconds, asked.user_metadata)
+            folder, size = await self._fitting(model, head, name, optimizer=False)
+            change = checkpoints.saved(model, name, folder, size, asked.ttl_seconds, asked.user_metadata)
             return FutureResult({"path": uri(model["id"], name), "type": "save_weights_for_sampler"}), change
         session = f"{model['session']}:sample:{asked.sampling_session_seq_id}"
-        folder = await self._written(model, head, optimizer=False)
-        values = (session, model["owner"], model["session"], folder.name, CLOCK.time())
-        query = "INSERT INTO samplers (id, owner, session, folder, created) VALUES (?, ?, ?, ?, ?)"
+        folder, size = await self._fitting(model, head, "", optimizer=False)
+        values = (session, model["owner"], model["session"], folder.name, size, CLOCK.time())
+        query = "INSERT INTO samplers (id, owner, session, folder, size, created) VALUES (?, ?, ?, ?, ?, ?)"
 
         def insert(db: sqlite3.Connection) -> None:
             db.execute(query, values)
@@ -271,6 +273,14 @@ class TrainQueue:
         write = functools.partial(self._runs.save, model["id"], optimizer=optimizer)
         await self._call(durable, folder, write)
         return folder
+
+    async def _fitting(self, model: Row, head: Row, name: str, *, optimizer: bool) -> tuple[Path, int]:
+        """A folder that its owner may keep, and its size. One that is too much goes with the next tidying."""
+        folder = await self._written(model, head, optimizer=optimizer)
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        instead = (model["id"], name)
+        await self._tables.do(lambda db: self._quotas.check_bytes(db, model["owner"], size, instead))
+        return folder, size
 
     # --- models in memory and on disk
 
