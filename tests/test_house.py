@@ -43,13 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-<<<<<<< HEAD
     "lines of src/silva": (lambda: lines(SOURCE), 74_631),
     "lines of tests": (lambda: lines(ROOT / "tests"), 75_998),
-=======
-    "lines of src/silva": (lambda: lines(SOURCE), 74_751),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 76_048),
->>>>>>> 162030f (Sizes as counted)
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 28),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
