@@ -52,8 +52,11 @@ class Client:
 
     async def result(self, answer):
         assert answer.status_code == 200, answer.text
-        found = await self.post("/retrieve_future", request_id=answer.json()["request_id"])
-        assert found.status_code == 200, found.text
+        while True:
+            found = await self.post("/retrieve_future", request_id=answer.json()["request_id"])
+            assert found.status_code == 200, found.text
+            if b'"try_again"' not in found.content:
+                break
         if found.headers["content-type"] != messages.TAKES:
             return found.json()
         output = messages.MESSAGES["ForwardBackwardOutput"]()

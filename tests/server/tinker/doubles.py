@@ -43,12 +43,14 @@ class ScriptedRuns:
     def _passed(self, asked: Pass) -> Passed | SilvaError:
         if asked.loss not in LOSSES:
             return ConfigError(f"loss_fn: got {asked.loss!r}, expected {', '.join(LOSSES)}")
+        name = "weights" if asked.loss == "cross_entropy" else "advantages"
         for datum in asked.data:
             if len(datum.targets) != len(datum.tokens):
                 return ConfigError(f"targets: got {len(datum.targets)}, expected {len(datum.tokens)}")
+            if name not in datum.inputs or datum.inputs[name].shape != datum.targets.shape:
+                return ConfigError(f"{name}: got none, or none of the shape of targets")
         weight = self.weights[asked.run]
         logprobs = [(weight - (each.targets % 7 + 1)).astype(np.float32) for each in asked.data]
-        name = "weights" if asked.loss == "cross_entropy" else "advantages"
         if asked.backward:
             self.gradients[asked.run] += sum(float(d.inputs[name].sum()) for d in asked.data)
         total = -sum(

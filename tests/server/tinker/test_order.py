@@ -95,7 +95,7 @@ async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Ser
         ]
         for answer, words in zip(
             wrong,
-            ("expected 2", "got 'magic'", "not finite", "learning_rate", "path", "expected save_state",
+            ("expected 2", "got 'magic'", "not finite", "learning_rate", "path", "is downloaded as",
              "optimizer_params"), strict=True,
         ):  # fmt: skip
             found = await client.result(answer)
