@@ -36,6 +36,8 @@ RECIPES = {
         "file_path=HuggingFaceH4/no_robots/train.jsonl batch_size=4 max_steps=2 lora_rank=4",
     "math_rl.train":
         "env=arithmetic groups_per_batch=2 group_size=4 max_steps=2 lora_rank=4 compute_post_kl=True",
+    "distillation.on_policy_distillation":
+        "groups_per_batch=2 group_size=2 max_steps=2 max_tokens=4 lora_rank=4 eval_every=0",
     "multiplayer_rl.guess_number.train": "batch_size=1 group_size=2 max_steps=1 max_tokens=4 eval_every=0",
     "multiplayer_rl.twenty_questions.train":
         "batch_size=1 group_size=2 max_steps=1 max_tokens=4 eval_every=0",
@@ -57,6 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(found / MODEL)
     sums = [(f"What is {n} + 1?", str(n + 1)) for n in range(8)]
     _rows(found / "openai/gsm8k", [{"question": q, "answer": f"#### {a}"} for q, a in sums])
+    _rows(found / "zwhe99/DeepMath-103K", [{"question": q, "final_answer": a} for q, a in sums])
     _rows(found / "HuggingFaceH4/no_robots", [{"messages": _chat(q, a)} for q, a in sums])
     said = "\n\nHuman: {}\n\nAssistant: {}"
     pairs = [{"chosen": said.format(q, a), "rejected": said.format(q, "No.")} for q, a in sums]
@@ -144,6 +147,8 @@ def test_what_recipes_say_of_their_training(errors: dict[str, str], folder: Path
     assert first["dpo_loss"] == pytest.approx(math.log(2)) and second["dpo_loss"] < first["dpo_loss"]
     first, second = metrics("chat_sl.train")
     assert second["test/nll"] < first["test/nll"]
+    first, second = metrics("distillation.on_policy_distillation")
+    assert abs(first["teacher_kl"]) < 1e-6 < abs(second["teacher_kl"])  # it is the teacher, to begin with
     for recipe in ("math_rl.train", *(name for name in RECIPES if "multiplayer" in name)):
         for line in metrics(recipe):
             assert abs(line["optim/kl_sample_train_v1"]) < 1e-5, recipe
