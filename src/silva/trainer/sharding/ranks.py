@@ -154,7 +154,11 @@ class Ranks(Mesh):
         mine = tuple(n for n, p in parameters.items() if not isinstance(p, DTensor) and p.grad is not None)
         for name in sorted({name for names in self.gather(mine, tuple[str, ...]) for name in names}):
             parameter = parameters[name]
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = (
+                torch.zeros_like(parameter, dtype=parameter.grad_dtype)
+                if parameter.grad is None
+                else parameter.grad
+            )
             dist.all_reduce(parameter.grad)
             parameter.grad /= self._tp.size() if self._tp else 1  # which have all computed the same
 

@@ -79,7 +79,7 @@ def save(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) 
             files.append(f"{OPTIMIZER}.safetensors")
         let_read(folder)
         digests = {name: _digest(folder / name) for name in files}
-        content = {**asdict(shape), "base": _base(loaded), "steps": stepper.steps(), "files": digests}
+        content = {**asdict(shape), "base": _base(loaded), "steps": _steps(stepper), "files": digests}
         FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be written: {error}") from error
@@ -161,6 +161,12 @@ def load(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) 
             }
 
     return apply
+
+
+def _steps(stepper: Stepper) -> dict[str, int]:
+    """How often AdamW has changed each parameter, without those it has not; every rank knows of all."""
+    states = {name: stepper.optimizer.state.get(master) for name, master in stepper.masters.items()}
+    return {name: int(state["step"]) for name, state in states.items() if state}
 
 
 def _moments(stepper: Stepper) -> Tensors:

@@ -20,16 +20,20 @@ from silva.trainer.gradients import summed_in_place
 from silva.trainer.optimizer import Stepper, learning_bytes
 from silva.trainer.policy import token_logprobs
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.tenants.folder import LoraShape, TenantRun
 from silva.trainer.tenants.parts import PassWork
 from silva.trainer.training_mode import enable_gradient_checkpointing
 
 
-def full_run(plain: LoadedModel, shape: LoraShape, settings: LocalTrainerSettings, of: str) -> TenantRun:
+def full_run(
+    plain: LoadedModel, shape: LoraShape, settings: LocalTrainerSettings, mesh: Mesh, of: str
+) -> TenantRun:
     """A run over a fresh copy of `plain`.
 
     Args:
         shape: of rank 0, with all kinds of layers.
+        mesh: as of `Tenants`.
         of: whose weights these are, for messages.
 
     Raises:
@@ -50,7 +54,9 @@ def full_run(plain: LoadedModel, shape: LoraShape, settings: LocalTrainerSetting
     whole.model.requires_grad_(True)
     if settings.gradient_checkpointing:
         enable_gradient_checkpointing(whole.model)
-    return TenantRun(shape, Stepper(dict(whole.model.named_parameters()), most=sys.maxsize, of=of), whole)
+    return TenantRun(
+        shape, Stepper(dict(whole.model.named_parameters()), mesh, most=sys.maxsize, of=of), whole
+    )
 
 
 def through(whole: LoadedModel, stepper: Stepper, work: PassWork) -> None:

@@ -42,10 +42,11 @@ from silva.trainer.head import Head
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.policy import attention_over
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.tenants import AdamParams, Pass, Passed, folder
 from silva.trainer.tenants.folder import LoraShape, TenantRun
 from silva.trainer.tenants.full import full_run, through
-from silva.trainer.tenants.parts import PassPart, PassWork, check, cut, part_of
+from silva.trainer.tenants.parts import PassPart, PassWork, check, cut, part_of, share
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import OptimParams
 
@@ -71,6 +72,7 @@ class Tenants:
         settings: the budget of a pass, and whether layers are computed again in the backward pass.
         targets: the linear layers that runs may adapt, beside the head; None: those of `[model.lora]`.
         head: runs may adapt the head, which not every engine can sample with.
+        mesh: ranks that have the model and all runs each, and share the data of every pass; None: nobody.
 
     Raises:
         CapabilityError: the model has adapters of its own.
@@ -84,12 +86,14 @@ class Tenants:
         *,
         targets: Sequence[str] | None = None,
         head: bool = True,
+        mesh: Mesh | None = None,
     ) -> None:
         from silva.config.sections import Lora
 
         if loaded.lora:
             raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
         self.loaded, self._settings, self._head = loaded, settings, head
+        self._mesh = mesh or Mesh()
         self._plain = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         model, head = loaded.model, loaded.model.get_output_embeddings()
         (name,) = [name for name, module in model.named_modules() if module is head]
@@ -121,14 +125,14 @@ class Tenants:
         if rank == 0:
             if run in self._runs:
                 raise ModelError(f"run {run}: it exists, expected the name of a new run")
-            self._runs[run] = full_run(self._plain, shape, self._settings, f"run {run}")
+            self._runs[run] = full_run(self._plain, shape, self._settings, self._mesh, f"run {run}")
             return
         if unembed and not self._head:
             raise CapabilityError(
                 f"run {run}: train_unembed: the engine here has no adapters of the head; expected false"
             )
         made = self._adapters.add(run, rank, alpha, seed, attn=attn, mlp=mlp, unembed=unembed)
-        self._runs[run] = TenantRun(shape, Stepper(made, most=sys.maxsize, of=f"run {run}"))
+        self._runs[run] = TenantRun(shape, Stepper(made, self._mesh, most=sys.maxsize, of=f"run {run}"))
 
     def drop(self, run: str) -> None:
         """Forget a run."""
@@ -150,6 +154,7 @@ class Tenants:
             queues[work.asked.run].append(work)
         while together := self._next(queues):
             self._compute(together)
+        share(works, self._mesh)
         for work in works:
             if work.error is None and work.asked.backward:
                 self._commit(work)
@@ -191,7 +196,13 @@ class Tenants:
             optimizer: with all that training needs to go on bit for bit: moments, and a gradient that has not
                 been stepped on.
         """
-        folder.save(self.loaded, self._get(run), path, optimizer=optimizer)
+        mine, mesh = self._get(run), self._mesh
+        if optimizer:
+            mesh.reduce(mine.stepper.parameters)
+            self._leave_to_the_first(mine)
+        with mesh.agreed():
+            if mesh.rank == 0:
+                folder.save(self.loaded, mine, path, optimizer=optimizer)
 
     def load(self, run: str, path: Path, *, optimizer: bool) -> None:
         """Bring a run to what `save` has written, of this one or another of the same kind.
@@ -202,7 +213,16 @@ class Tenants:
         Raises:
             CheckpointError: the folder is damaged, or of another model or kind of run. Nothing has changed.
         """
-        folder.load(self.loaded, self._get(run), path, optimizer=optimizer)()
+        mine = self._get(run)
+        with self._mesh.agreed():
+            apply = folder.load(self.loaded, mine, path, optimizer=optimizer)
+        apply()
+        self._leave_to_the_first(mine)
+
+    def _leave_to_the_first(self, run: TenantRun) -> None:
+        """Of a gradient that every rank has all of: they are added up again."""
+        if self._mesh.rank > 0:
+            run.stepper.drop_gradients()
 
     def park(self, run: str, path: Path) -> None:
         """Leave an idle run on disk only."""
@@ -233,7 +253,7 @@ class Tenants:
         try:
             self._get(each.run)
             check(each, self.loaded)
-            work.waiting.extend(cut(each, self.loaded, self._settings.micro_batch_tokens))
+            work.waiting.extend(cut(each, self.loaded, self._settings.micro_batch_tokens, self._mesh))
         except SilvaError as error:
             work.error = error
         return work

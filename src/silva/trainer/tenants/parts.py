@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from silva.algorithms import summed
-from silva.errors import NonFiniteError, RecordError, SilvaError
+from silva.errors import NonFiniteError, RecordError, SilvaError, error_named
 from silva.models.loading import LoadedModel
 from silva.models.trie import build
 from silva.trainer.head import wide
 from silva.trainer.plan import plan
 from silva.trainer.policy import Pack, attention_cost
+from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.tenants import Datum, Pass
 
 
@@ -62,6 +63,36 @@ class PassWork:
         for name, gradient in zip(names, gradients, strict=True):
             so_far = self.gradients.get(name)
             self.gradients[name] = gradient if so_far is None else so_far + gradient
+
+
+@dataclass(frozen=True)
+class RankFound:
+    """What a rank has found of its share of a pass. `error`: the name of its class, and its words."""
+
+    data: tuple[int, ...]
+    logprobs: tuple[np.ndarray, ...]
+    total: float
+    error: tuple[str, str]
+
+
+def share(works: Sequence[PassWork], mesh: Mesh) -> None:
+    """Let every rank know what the others have found: all but gradients, which are added up when they are
+    needed."""
+    errors = [
+        ("", "") if work.error is None else (type(work.error).__name__, str(work.error)) for work in works
+    ]
+    mine = tuple(
+        RankFound(tuple(work.logprobs), tuple(work.logprobs.values()), work.total, error)
+        for work, error in zip(works, errors, strict=True)
+    )
+    of_ranks = mesh.gather(mine, tuple[RankFound, ...])
+    for work, found in zip(works, zip(*of_ranks, strict=True), strict=True):
+        work.total = sum(each.total for each in found)
+        for each in found:
+            work.logprobs |= zip(each.data, each.logprobs, strict=True)
+            kind, words = each.error
+            if kind and work.error is None:
+                work.error = error_named(kind, words) or SilvaError(words)
 
 
 def check(each: Pass, loaded: LoadedModel) -> None:
@@ -111,12 +142,13 @@ def _check(datum: Datum, name: str, loaded: LoadedModel, where: str) -> None:
             raise RecordError(f"{where}: got {each} with a number that is not finite")
 
 
-def cut(each: Pass, loaded: LoadedModel, budget: int) -> list[list[int]]:
-    """Its data in parts of at most `budget` tokens, or those of its longest datum; shared ones count once."""
+def cut(each: Pass, loaded: LoadedModel, budget: int, mesh: Mesh) -> list[list[int]]:
+    """This rank's data in parts of at most `budget` tokens, or those of the longest datum; shared ones count
+    once."""
     rows = [datum.tokens for datum in each.data]
     most = max(budget, *map(len, rows))
-    (works,) = plan(rows, most, walk=False, attention=attention_cost(loaded))
-    return [work.rows for work in works]
+    dealt = plan(rows, most, mesh.shares, walk=False, attention=attention_cost(loaded))
+    return [work.rows for work in dealt[mesh.share] if work.rows]
 
 
 def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> PassPart:
