@@ -135,7 +135,7 @@ def carried(part: str, values: Mapping[str, Any], stack: ExitStack, say: Callabl
     """
     import httpx2
 
-    from silva.server.ranks import joined
+    from silva.server.ranks import answering, joined
     from silva.wire.guard import Guard
     from silva.wire.listening import Bind
 
@@ -147,7 +147,9 @@ def carried(part: str, values: Mapping[str, Any], stack: ExitStack, say: Callabl
         builder = Builder(config, stack)
         calls = stack.enter_context(joined(config.ranks, builder.device, say))
         if calls and calls.rank:
-            threading.Thread(target=asyncio.run, args=(calls.follow(builder),), daemon=True).start()
+            threading.Thread(
+                target=asyncio.run, args=(calls.follow(answering(builder)),), daemon=True
+            ).start()
             return None
         app = trainer_part(config, builder, calls, Bind(unix=part), "", say)
     else:
@@ -251,7 +253,7 @@ def _launched(config: RunConfig, stack: ExitStack, say: Callable[[str], None]) -
 
 def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
     """Serve a trainer, which orchestrators open, until the process is told to end."""
-    from silva.server.ranks import follow, joined, place
+    from silva.server.ranks import answering, follow, joined, place
 
     follows, own = place()[0] > 0, here(resolved.config)
     if not follows:  # the first rank listens for all
@@ -267,7 +269,7 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
         builder = Builder(own, stack)
         calls = stack.enter_context(joined(own.ranks, builder.device, say))
         if calls and follows:
-            follow(calls, builder)
+            follow(calls, answering(builder))
         return served(trainer_part(own, builder, calls, bind, key, say), bind, "trainer")
 
 
@@ -288,11 +290,7 @@ class Builder:
     """Makes the trainer that an orchestrator asks for, where this process computes."""
 
     def __init__(self, own: RunConfig, stack: ExitStack) -> None:
-        placement = own.placement
-        here = max(own.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # ranks on this machine
-        if here > 1 and not placement.threads:
-            threads = max(1, (os.cpu_count() or 1) // here)
-            own = own.model_copy(update={"placement": placement.model_copy(update={"threads": threads})})
+        own = threads_shared(own)
         parts = Assembly(own)
         self._placement, self._compute, self.device = own.placement, parts.compute, parts.device
         stack.callback(parts.close, wait=False)
@@ -318,6 +316,16 @@ class Builder:
         algorithm = config.algorithm if asked.recipe else None
         trainer: Trainer = config.trainer.build(assembly, algorithm, transfer=transfer, mesh=mesh)
         return trainer
+
+
+def threads_shared(own: RunConfig) -> RunConfig:
+    """With the threads of this rank, of those of the machine, if nobody has set them."""
+    placement = own.placement
+    here = max(own.ranks, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # ranks on this machine
+    if here == 1 or placement.threads:
+        return own
+    threads = max(1, (os.cpu_count() or 1) // here)
+    return own.model_copy(update={"placement": placement.model_copy(update={"threads": threads})})
 
 
 def _bring(config: RunConfig, mesh: Mesh) -> None:

@@ -17,13 +17,16 @@ from silva import process, signals
 from silva.assembly import Assembly
 from silva.commands.command import Given
 from silva.commands.common import here
-from silva.commands.serve import checked_bind, say, served, served_name
+from silva.commands.serve import checked_bind, say, served, served_name, threads_shared
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import LoadedModel, copied, generation_stops, resolve
+from silva.server.ranks import SharedCalls, follow, joined, place
 from silva.server.tinker.adapters import FolderSampler, ServedSampler
 from silva.server.tinker.whole_models import WholeModels
+from silva.trainer.sharding.ranks import mesh_of
+from silva.trainer.tenants.learner import Tenants
 
 PLACES = 128  # samples in the engine, which decodes some of them and has the next ones at hand
 PROBE = tuple(range(1, 17))  # tokens that every vocabulary has
@@ -49,17 +52,26 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
         from silva.server.tinker.keys import ApiKeys
         from silva.server.tinker.messages import TAKES
         from silva.server.tinker.quotas import Quotas
+        from silva.server.tinker.ranks import following
         from silva.server.tinker.server import MAX_BODY
         from silva.wire.guard import Guard
     except ModuleNotFoundError as error:
         raise CapabilityError(f"silva serve tinker needs {error.name}: {EXTRA}") from error
-    keys = ApiKeys([key.strip() for key in config.placement.key.split(",") if key.strip()])
+    _check(config)
+    follows, own = place()[0] > 0, threads_shared(here(config))
     quotas = Quotas(**{name: _number(given.options, flag) for name, flag in QUOTAS.items()})
-    bind, _ = checked_bind(config, "tinker", given.options)
+    if not follows:  # the first rank listens for all
+        keys = ApiKeys([key.strip() for key in config.placement.key.split(",") if key.strip()])
+        bind, _ = checked_bind(config, "tinker", given.options)
     process.prepare()
     with ExitStack() as stack:
+        parts = Assembly(own, say=say)
+        stack.callback(parts.close, wait=False)
+        calls = stack.enter_context(joined(own.ranks, parts.device, say))
+        if calls and follows:
+            follow(calls, following(_runs(parts), parts.compute))
         name = given.options.get("--as") or served_name(config, None)
-        server = _server(here(config), name, given, quotas, stack)
+        server = _server(parts, name, given, quotas, calls)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=server.admitting(keys))  # fmt: skip
         return served(app, bind, f"tinker: {name}", server.working())
@@ -72,34 +84,56 @@ def _number(options: Mapping[str, str], flag: str) -> int | None:
     return None if text is None else int(text)
 
 
-def _server(config: RunConfig, name: str, given: Given, quotas: Any, stack: ExitStack) -> Any:
-    from silva.server.tinker.routes import ServedModel
-    from silva.server.tinker.server import TinkerServer
-    from silva.trainer.tenants.learner import Tenants
-
+def _check(config: RunConfig) -> None:
     if config.model.lora is not None:
         raise ConfigError("model.lora: a Tinker service gives every run its own adapters; leave it out")
+    settings: Any = config.trainer
+    if settings.remote:
+        raise ConfigError(
+            f'trainer.type: a Tinker service trains here; got "{settings.type}", expected "local"'
+        )
+    size = max(place()[1], config.ranks)
+    if size > 1 and (settings.parallel.shape(size)["copies"] < size or settings.parallel.offload):
+        raise CapabilityError(
+            f"trainer.parallel: each of the {size} ranks of a Tinker server has the whole model; expected "
+            f"dp_replicate = {size}, and nothing else"
+        )
+
+
+def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: SharedCalls | None = None) -> Any:
+    """`calls`: of several ranks, of which this is the first."""
+    from silva.server.tinker.ranks import LeadingRuns
+    from silva.server.tinker.routes import ServedModel
+    from silva.server.tinker.server import TinkerServer
+
+    config = parts.config
     state = Path(given.options.get("--state", "tinker")).absolute()
     try:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--state: {error}; expected a folder, or a place for one") from error
-    parts = Assembly(config, say=say)
-    stack.callback(parts.close, wait=False)
     sampler = _sampler(parts)  # before adapters are installed: an engine here has modules of its own
     for note in parts.engine.notes:
         say(note)
-    settings: Any = config.trainer  # the budget of a pass
     own = isinstance(sampler, FolderSampler)
     full = _full(given.options.get("--full", "1" if own else "0"), own)
-    runs = parts.compute.run(Tenants, parts.model, settings, head=own)
+    runs = _runs(parts)
+    shared = LeadingRuns(runs, calls) if calls else runs
     model = ServedModel(
         name,
         _tokenizer(config, parts, state),
         parts.model.model.config.model_type,
         sampler.context,
     )
-    return TinkerServer(state, model, runs, parts.compute, sampler, PLACES, full, say, quotas)
+    return TinkerServer(state, model, shared, parts.compute, sampler, PLACES, full, say, quotas)
+
+
+def _runs(parts: Assembly) -> Tenants:
+    """Those of this rank."""
+    settings: Any = parts.config.trainer  # the budget of a pass, and how ranks share it
+    mesh = mesh_of(settings.parallel, parts.device)
+    head = not parts.config.engine.remote  # see docs/tinker.md
+    return parts.compute.run(Tenants, parts.model, settings, head=head, mesh=mesh)
 
 
 def _sampler(parts: Assembly) -> FolderSampler | ServedSampler:

@@ -15,6 +15,7 @@ checkpoint.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -42,6 +43,7 @@ from silva.wire.codec import decode, encode
 T = TypeVar("T")
 Say = Callable[[str], None]
 Build = Callable[[Open, Say], Awaitable[Trainer]]
+Answer = Callable[[bytes], Awaitable[object]]
 
 OPEN = b"open\n"
 TICK = 0.2  # seconds between two looks at the processes of other ranks
@@ -157,21 +159,12 @@ class SharedCalls:
         self._store.set(f"call/{self._next()}", "")
         return await self._together(called)
 
-    async def follow(self, build: Build) -> NoReturn:
-        """On the others: the calls of the first rank, until the process ends."""
-        trainer: Trainer | None = None
-
-        async def made() -> None:
-            nonlocal trainer
-            if call.startswith(OPEN):
-                trainer = await build(decode(Open, call.removeprefix(OPEN)), lambda text: None)
-            else:
-                await rpc.dispatch(trainer, Trainer, call)
-
+    async def follow(self, answer: Answer) -> NoReturn:
+        """On the others: `answer` the calls of the first rank, until the process ends."""
         while True:
             call = await asyncio.to_thread(self._wait)
             try:
-                await self._together(made)
+                await self._together(functools.partial(answer, call))
             except Exception:  # the first rank tells of it
                 continue
 
@@ -235,6 +228,20 @@ class Leader(InFront):
         return await self._calls.make(call, lambda: getattr(self.inner, method)(*arguments))
 
 
+def answering(build: Build) -> Answer:
+    """Makes the calls of `Leader` here, on what `build` makes."""
+    trainer: Trainer | None = None
+
+    async def answer(call: bytes) -> None:
+        nonlocal trainer
+        if call.startswith(OPEN):
+            trainer = await build(decode(Open, call.removeprefix(OPEN)), lambda text: None)
+        else:
+            await rpc.dispatch(trainer, Trainer, call)
+
+    return answer
+
+
 def leading(build: Build, calls: SharedCalls) -> Build:
     """Builds a trainer on all ranks."""
 
@@ -244,10 +251,10 @@ def leading(build: Build, calls: SharedCalls) -> Build:
     return lead
 
 
-def follow(calls: SharedCalls, build: Build) -> NoReturn:
+def follow(calls: SharedCalls, answer: Answer) -> NoReturn:
     """Be a rank that follows, until the process is told to end, at once: it holds nothing that is not in a
     checkpoint."""
     for number in stop_signals():
         signal.signal(number, lambda *_: os._exit(0))
-    asyncio.run(calls.follow(build))
+    asyncio.run(calls.follow(answer))
     raise AssertionError("it follows for ever")

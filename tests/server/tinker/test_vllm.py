@@ -18,6 +18,7 @@ from peft import PeftModel
 from tests.server.running import asking
 from tests.server.tinker.client import Client
 
+from silva.assembly import Assembly
 from silva.commands import COMMANDS, serve_tinker
 from silva.config.load import load
 from silva.config.sections import TinyModel
@@ -26,6 +27,7 @@ from silva.models.loading import load_model
 from silva.registries import REGISTRIES
 from silva.server.tinker import messages
 from silva.server.tinker.keys import ApiKeys
+from silva.server.tinker.quotas import Quotas
 from silva.wire.guard import Guard
 from silva.wire.listening import Bind
 
@@ -113,7 +115,9 @@ def made(folder: Path, url: str, stack: ExitStack, *options: str) -> Any:
     given = COMMANDS["serve"].read("serve", ["--state", str(folder), *options])
     keys = ["--model.type=tiny", "--environments.0.type=bandit"]
     config = load([*keys, *model, *engine], REGISTRIES).config
-    return serve_tinker._server(config, given, stack)
+    parts = Assembly(config, say=print)
+    stack.callback(parts.close)
+    return serve_tinker._server(parts, "tiny", given, Quotas())
 
 
 def told(content: bytes) -> Any:
