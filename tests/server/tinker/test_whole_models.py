@@ -36,7 +36,7 @@ class OneModel:
         assert self.has == before
         return before
 
-    async def score(self, tokens, start, *, top=0):
+    async def score(self, tokens, start, *, top=0, read=None):
         return await self.sample(tokens, SamplingParams(1)), top
 
 
