@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from urllib.parse import urlsplit
 
@@ -32,6 +33,9 @@ async def test_a_file_is_read_by_its_address_alone(service):
         assert list(answer["urls"]) == ["weights.json"]
         address = answer["urls"]["weights.json"]
         assert address.startswith("http://localhost/api/v1/files/")
+        text = address.rpartition("/")[2].partition(".")[0]
+        said = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        assert said.keys() == {"folder", "file", "own", "expires"}  # nothing of the key
         found = await http.get(address, headers=BARE)
         assert (found.status_code, json.loads(found.content)) == (200, [0.0, True])
         assert (await http.get(where, headers=BARE)).status_code == 401

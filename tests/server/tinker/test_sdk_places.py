@@ -121,6 +121,7 @@ async def test_how_many_prompt_tokens_are_scored_says_nothing_of_named_ones(serv
         ({"dtype": "float32"}, "int64"),
         ({"shape": [3]}, "shape"),
         ({"shape": [3, 1 << 40]}, "shape"),
+        ({"sparse_crow_indices": [0, 1, 2, 3]}, "expected both sparse_crow_indices and"),
         ({"data": [1], "sparse_crow_indices": [0, 0, 0, 1], "sparse_col_indices": [1]}, "indices do not fit"),
     ],
 )

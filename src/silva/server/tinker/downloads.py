@@ -4,9 +4,9 @@
     GET /api/v1/files/TOKEN                                           without one
 
 A token says which file and until when, and is signed with a secret of this process, so nobody else can make
-one. What is read is a file that was in the folder of the checkpoint's row: no name leads elsewhere. The files
-of `external_weights/NAME` are those of `weights/NAME`, or otherwise of `sampler_weights/NAME`, without what
-only training needs.
+one. What is read is a file that was in the folder of a checkpoint, while it has that folder: no name leads
+elsewhere. The files of `external_weights/NAME` are those of `weights/NAME`, or otherwise of
+`sampler_weights/NAME`, without what only training needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.responses import FileResponse
 from starlette.types import Scope
 
 from silva.ports import CLOCK
-from silva.server.tinker.checkpoints import SAMPLER, TRAINING, found, uri, when
+from silva.server.tinker.checkpoints import LIVE, SAMPLER, TRAINING, found, uri, when
 from silva.server.tinker.routes import PREFIX, Handler
 from silva.server.tinker.tables import Tables
 from silva.trainer.tenants.folder import OPTIMIZER, RUN
@@ -93,7 +93,7 @@ class TinkerDownloads:
         model, name = request.path_params["id"], request.path_params["name"]
         row = await self._row(model, name, owner)
         expires = CLOCK.time() + SECONDS
-        said = {"model": model, "name": name, "owner": owner, "folder": row["folder"], "expires": expires}
+        said = {"folder": row["folder"], "own": row["owner"] == owner, "expires": expires}
         address = f"{str(request.base_url).rstrip('/')}{FILES}"
         return {
             "urls": {
@@ -105,12 +105,15 @@ class TinkerDownloads:
         }
 
     async def file(self, request: Request, owner: str) -> Any:
-        """The owner that counts is the one who got the address."""
+        """`owner` is nobody: the address says whether its owner or another key has asked for it."""
         said = self._addresses.read(request.path_params["token"])
-        row = await self._row(said["model"], said["name"], said["owner"])
-        path = self._folder / row["folder"] / said["file"]
-        if row["folder"] != said["folder"] or not path.is_file():
-            raise HttpError(404, f"{said['file']}: the checkpoint has been replaced; ask for its files again")
+        query = f"SELECT 1 FROM checkpoints WHERE folder = ? AND (public OR ?) AND {LIVE}"
+        row = await self._tables.row(query, said["folder"], said["own"], CLOCK.time())
+        path = self._folder / said["folder"] / said["file"]
+        if row is None or not path.is_file():
+            raise HttpError(
+                404, f"{said['file']}: its checkpoint is not there any more, or is another one now"
+            )
         return FileResponse(path, media_type="application/octet-stream")
 
     async def _row(self, model: str, name: str, owner: str) -> Any:

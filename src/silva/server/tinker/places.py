@@ -109,11 +109,12 @@ def _cells(named: TargetsBody, rows: int) -> tuple[np.ndarray, np.ndarray]:
             400, f"{where}: got {shape[0]} rows, expected {rows}, one less than the prompt has tokens"
         )
     ids = np.array(named.data, np.int64)
-    if named.sparse_crow_indices is None or named.sparse_col_indices is None:
+    pointers, columns = named.sparse_crow_indices, named.sparse_col_indices
+    if (pointers is None) != (columns is None):
+        raise HttpError(400, f"{where}: expected both sparse_crow_indices and sparse_col_indices, or neither")
+    if pointers is None or columns is None:
         if len(ids) != shape[0] * shape[1]:
             raise HttpError(400, f"{where}: got {len(ids)} values in the shape {list(shape)}")
         return ids, np.arange(len(ids)) // max(shape[1], 1)
-    pointers, columns = (
-        np.array(each, np.int64) for each in (named.sparse_crow_indices, named.sparse_col_indices)
-    )
-    return ids, csr_rows(pointers, columns, len(ids), shape, where)
+    indices = np.array(pointers, np.int64), np.array(columns, np.int64)
+    return ids, csr_rows(*indices, len(ids), shape, where)
