@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +16,11 @@ from silva.config.sections import TinyModel
 from silva.conversion.rows import convert_rows
 from silva.models.loading import load_tokenizer
 from silva.registries import REGISTRIES
-from silva.storage.checkpoints import CheckpointStore
 from silva.storage.rollouts import RolloutRow, read_rollouts
 
 pytestmark = pytest.mark.slow
 FILES = Path(__file__).parents[1] / "configs" / "act_prm"
+PAGE = FILES.parents[1] / "docs" / "act_prm.md"
 TINY = """
 steps = 1
 [model]
@@ -71,15 +73,23 @@ def states(name: str) -> list[RolloutRow]:
     return [row for row in rows_of(name) if row.status == "trained" and "/t" in row.group]
 
 
+def read_as_the_page_says(name: str) -> tuple[int, list[RolloutRow]]:
+    """The step of the best checkpoint, and what was played until then."""
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(code.replace("runs/thoughts", f"runs/{name}"), found)
+    return found["best"], found["buffer"]
+
+
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("thoughts", KEYS),
+        ("thoughts", []),
         ("hotpotqa_mc", MADE_UP),
         ("longbench_v2", [*MADE_UP, "--environments.0.words=400", "--environments.0.part_words=80",
                           "--environments.0.overlap=0"]),
         ("browsecomp_plus_search", []),
-        ("textworld", []),
+        ("textworld", [f"--environments.0.{key}=1" for key in ("games", "eval_size", "level")]),
     ],
 )  # fmt: skip
 def test_thoughts_for_each_state_of_an_expert_s_episode(name, more, small):
@@ -94,6 +104,8 @@ def test_thoughts_for_each_state_of_an_expert_s_episode(name, more, small):
     # Shares of the group (`em`).
     assert sum(row.advantage for row in thoughts) == pytest.approx(len(thoughts) / 2)
     assert f"eval/{world.label}/success" in last and 0 <= last[f"eval/{world.label}/thoughts"] <= 1
+    if getattr(world, "prefill", False):  # the policy thinks in evaluations
+        assert last[f"eval/{world.label}/thoughts"] == last["response/thoughts"] == 1.0
 
 
 def test_told_the_action_thoughts_are_trained_where_they_are_sampled_and_played_where_they_are_not(small):
@@ -122,8 +134,8 @@ def test_a_demonstration_with_its_best_thoughts_is_trained_beside_them(small):
 
 def test_from_relabelled_demonstrations_to_rl(small, tmp_path):
     train(small("action_prompted", *KEYS, "--steps=2"))
-    store = CheckpointStore(Path("runs/action_prompted/checkpoints"), read_only=True)
-    assert store.best() is not None  # what it played until then lies in rollouts/
+    best, buffer = read_as_the_page_says("action_prompted")
+    assert {row.step for row in buffer} == set(range(1, best + 1))
     found = convert_rows("runs/action_prompted", "messages", tmp_path / "relabelled.jsonl", overwrite=False,
                          on_row=lambda rows, size: None, best=True, min_reward=1e-6)  # fmt: skip
     rows = [json.loads(line) for line in found.path.read_text().splitlines()]
