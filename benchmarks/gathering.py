@@ -100,7 +100,7 @@ def _rank(width: int, tokens: int, repeats: int) -> None:
             seconds[way].append(_timed(update))
             parts = [p.grad.full_tensor().flatten() for p in learner.stepper.parameters.values()]  # type: ignore[union-attr]
             gradients[way] = torch.cat(parts)
-            learner._drop_gradients()
+            learner.drop_gradients()
     if rank == 0:
         each, once = (seconds[way][1:] for way in ("each", "once"))
         far = (gradients["each"] - gradients["once"]).norm() / gradients["each"].norm()

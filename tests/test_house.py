@@ -43,10 +43,10 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 74_977),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 76_256),
+    "lines of src/silva": (lambda: lines(SOURCE), 75_999),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 76_683),
     "lines of the longest file of src/silva": (longest, 404),
-    "files of the largest room of src/silva": (most_files, 28),
+    "files of the largest room of src/silva": (most_files, 29),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
     "keys of the configuration outside environments": (keys, 1283),
 }

@@ -33,7 +33,7 @@ ROWS = [
     ["evaluation", "server", "conversion"],
     ["orchestrator", "placement", "synthesis"],
     ["registries", "assembly", "process"],
-    ["run"],
+    ["run", "seeds"],
     ["commands"],
     ["cli"],
     ["__main__"],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -158,12 +158,14 @@ async def opened(
     steps: int,
     notes: Iterable[str] = (),
     console: Console | None = None,
+    parts: Callable[..., AbstractContextManager[Assembly]] | None = None,
 ) -> AsyncIterator[Run]:
     """A run in its folder, new or where its newest checkpoint left it, until the end of the block.
 
     Args:
         steps: of the whole run, for the display.
         notes: on its configuration.
+        parts: where they come from, as `loaded`, which is None.
     """
     config = resolved.config
     ledger = Ledger.open(folder.ledger) if folder.ledger.exists() else Ledger.create(folder.ledger)
@@ -191,7 +193,8 @@ async def opened(
                 phases, began = Phases(trace.phase), busy.sample()
                 with phases("load"):
                     monitor.stage("load model")
-                    assembly = stack.enter_context(loaded(config, say=monitor.message, stage=monitor.stage))
+                    made = (parts or loaded)(config, say=monitor.message, stage=monitor.stage)
+                    assembly = stack.enter_context(made)
                     monitor.stage("reach the engine")
                     await assembly.connect()
                 run = Run(folder, ledger, store, state, checkpoint, monitor, trace, phases,

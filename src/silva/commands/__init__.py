@@ -42,7 +42,11 @@ COMMANDS: dict[str, Command] = {
         "@ configs/quickstart.toml --steps 20",
         "silva.commands.configured:rl",
         (Option("--dry-run", "print the resolved configuration and the plan in numbers, then stop"),
+         Option("--seeds", "a LoRA run of each of these seeds, at once on one base model, and one report of "
+                "means and intervals", "N-N", "numbers such as 0-7 or 0,3,7"),
          *_RESUME, _OVERWRITE),
+        details="Eight seeds: silva rl @ configs/quickstart.toml --model.lora.rank 16 "
+                "--trainer.optimizer.lr 2e-4 --seeds 0-7",
     ),
     "orchestrator": Command(
         "train with parts in other processes",

@@ -20,6 +20,8 @@ from silva.storage.layout import Layout
 
 def rl(given: Given) -> int:
     """Starts the services that the placement asks for; `orchestrator` uses those that run."""
+    if "--seeds" in given:
+        return _rl_of_seeds(given)
     resolved, saved = _begun_or_new(given)
     config = resolved.config
     if "--dry-run" in given:
@@ -45,6 +47,19 @@ def rl(given: Given) -> int:
     return _trained(train, resolved, given)
 
 
+def _rl_of_seeds(given: Given) -> int:
+    from silva.commands.seeds import resolved_seeds, train_seeds
+
+    if "--dry-run" in given:
+        raise ConfigError(
+            "--seeds and --dry-run: got both; expected --dry-run with --seed, a plan of one run"
+        )
+    runs = resolved_seeds(given, lambda one: _begun_or_new(one)[0])
+    signals.be_caught()
+    outcomes = train_seeds(runs, **_flags(given))
+    return 0 if all(each.trained for each in outcomes) else NoSignalError.exit_code
+
+
 def orchestrator(given: Given) -> int:
     from silva.commands.checks import check_addresses
     from silva.commands.train import train
@@ -68,9 +83,12 @@ def _begun_or_new(given: Given) -> tuple[Resolved, bool]:
 
 def _trained(train: Callable[..., Any], resolved: Resolved, given: Given) -> int:
     signals.be_caught()
-    outcome = train(resolved, resume="--resume" in given, overwrite="--overwrite" in given,
-                    accept_files="--accept-files" in given)  # fmt: skip
+    outcome = train(resolved, **_flags(given))
     return 0 if outcome.trained else NoSignalError.exit_code
+
+
+def _flags(given: Given) -> dict[str, Any]:
+    return {flag: f"--{flag.replace('_', '-')}" in given for flag in ("resume", "overwrite", "accept_files")}
 
 
 def sft(given: Given) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from silva import process
-from silva.assembly import connected
+from silva.assembly import Assembly, connected
 from silva.commands.checks import bias_notes, check, check_environments, check_parts, data_notes
 from silva.commands.common import as_resolved
 from silva.commands.outcome import RunOutcome, earlier, finish, stopped
@@ -63,7 +64,7 @@ def train(
             ) as folder:  # fmt: skip
                 if before_this := earlier(folder, console):
                     return before_this
-                outcome = asyncio.run(_train(resolved, folder, console))
+                outcome = asyncio.run(train_in(resolved, folder, console))
             process.forget()
             return outcome
         except PartLost as error:
@@ -80,14 +81,30 @@ def newest_step(path: Path) -> int:
     return max(steps_in(Layout(path).checkpoints), default=-1)
 
 
-async def _train(resolved: Resolved, folder: RunFolder, console: Console | None) -> RunOutcome:
+async def train_in(
+    resolved: Resolved,
+    folder: RunFolder,
+    console: Console | None,
+    *,
+    parts: Callable[..., AbstractContextManager[Assembly]] | None = None,
+    prepared: Callable[[], Awaitable[None]] | None = None,
+) -> RunOutcome:
+    """Train in a folder that is open.
+
+    Args:
+        parts: see `run.opened`.
+        prepared: awaited before the first step.
+    """
     config = resolved.config
     notes = (*config.algorithm.notes, *bias_notes(config), *data_notes(config))
-    async with opened(resolved, folder, steps=config.steps, notes=notes, console=console) as run:
+    async with opened(resolved, folder, steps=config.steps, notes=notes, console=console,
+                      parts=parts) as run:  # fmt: skip
         try:
             loop = await _prepare(run)
             if run.checkpoint is None and config.warm_start is not None:
                 await loop.save()  # the warm start is never repeated
+            if prepared:
+                await prepared()
             state = await loop.run(folder.begun)
             return finish(run, state, await run.export(loop.parts.trainer, state.step))
         except Interrupted:

@@ -24,6 +24,8 @@ class EngineSettings(Section):
     """Whether its model is on servers: where it is built nothing computes and no weights are loaded."""
     launched: ClassVar[bool] = False
     """Whether `silva inference` becomes a program of somebody else's, which listens at a port."""
+    shares: ClassVar[bool] = False
+    """Whether runs of several seeds can share it, each with adapters of its own (engines/one_adapter.py)."""
     only_evaluates: ClassVar[str] = ""
     """Why its model cannot be trained; "" if it can be."""
 
@@ -37,6 +39,8 @@ class TrainerSettings(Section):
 
     remote: ClassVar[bool] = False
     """Whether the weights are at a service, which brings them to its own engine."""
+    shares: ClassVar[bool] = False
+    """Whether those of several seeds can share a base model: they have a `learner` (trainer/joined.py)."""
 
 
 class TinkerService(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from silva.config.parts import EngineSettings
 from silva.config.sections import Natural, Positive
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 class LocalEngineSettings(EngineSettings):
     """In-process torch, sampling from the trainer's own parameters."""
 
+    shares: ClassVar[bool] = True
     type: Literal["local"] = "local"
     max_concurrent: Positive = 64
     """Requests decoded together."""

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners.lora.layer import ParamWrapper
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from silva.errors import ModelError
 from silva.models.activation import activations
+from silva.models.adapters import adapted
+from silva.models.weight_gradient import add_product
 from silva.ports import derive
 
 Span = tuple[str | None, int, int]
@@ -42,6 +45,33 @@ class LowRank:
     scale: float
 
 
+def named(adapters: Mapping[str, LowRank]) -> dict[str, nn.Parameter]:
+    """Parameters of adapters: "<layer>.lora_A.weight" and "<layer>.lora_B.weight"."""
+    sides = {"lora_A": "A", "lora_B": "B"}
+    return {
+        f"{path}.{part}.weight": getattr(adapter, side)
+        for path, adapter in adapters.items()
+        for part, side in sides.items()
+    }
+
+
+def adapters_in(model: PreTrainedModel) -> dict[str, LowRank]:
+    """The adapters that PEFT has put into a model, by the names of their layers in the plain one.
+
+    Raises:
+        ModelError: one is of experts, whose weights are parameters of several layers.
+    """
+    found = {}
+    for name, _, layer in adapted(model):
+        if isinstance(layer, ParamWrapper):
+            raise ModelError(f"adapters: got one of experts ({name}), expected linear layers")
+        (one,) = layer.active_adapters
+        a: Any = layer.lora_A[one].weight
+        b: Any = layer.lora_B[one].weight
+        found[name.removesuffix(".weight")] = LowRank(a, b, layer.scaling[one])
+    return found
+
+
 class LoraRuns:
     """The adapters (Hu et al. 2021) of any number of runs, installed over a plain model, which is frozen.
 
@@ -49,12 +79,15 @@ class LoraRuns:
 
     Args:
         targets: last parts of the names of the linear layers that runs may adapt; the head by its name too.
+        in_place: `backward` adds to the gradients of the adapters itself (weight_gradient.py), in place of
+            returning them.
 
     Raises:
         ModelError: a target is no linear layer of the model.
     """
 
-    def __init__(self, model: PreTrainedModel, targets: Sequence[str]) -> None:
+    def __init__(self, model: PreTrainedModel, targets: Sequence[str], *, in_place: bool = False) -> None:
+        self._in_place = in_place
         self._head = model.get_output_embeddings()
         self.layers = _linears(model, targets)
         self._runs: dict[str, dict[str, LowRank]] = {}
@@ -101,6 +134,16 @@ class LoraRuns:
         self._runs[name] = {path: _fresh(path, layer, rank, alpha, seed) for path, layer in chosen.items()}
         return self.parameters(name)
 
+    def adopt(self, name: str, adapters: Mapping[str, LowRank]) -> None:
+        """Take a run with adapters that there are already, by the names of the layers in the plain model.
+
+        Raises:
+            ModelError: a layer is none of those that runs may adapt.
+        """
+        if unknown := adapters.keys() - self.layers.keys():
+            raise ModelError(f"run {name}: got an adapter of {min(unknown)}, expected one of a target")
+        self._runs[name] = dict(adapters)
+
     def kind(self, path: str) -> str:
         """Which of the arguments of `add` a layer belongs to."""
         if self.layers[path] is self._head:
@@ -112,12 +155,7 @@ class LoraRuns:
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Of a run, by the names of the layers in the plain model: "<layer>.lora_A.weight" and "lora_B"."""
-        named = {"lora_A": "A", "lora_B": "B"}
-        return {
-            f"{path}.{part}.weight": getattr(adapter, side)
-            for path, adapter in self._runs[name].items()
-            for part, side in named.items()
-        }
+        return named(self._runs[name])
 
     @contextmanager
     def rows(self, spans: Sequence[Span]) -> Iterator[None]:
@@ -144,7 +182,7 @@ class LoraRuns:
                 for name, start, stop in self._spans.get()
                 if name is not None and (adapter := self._runs[name].get(path)) and stop > start
             ]
-            return _added(out, inputs[0], mine) if mine else None
+            return _added(out, inputs[0], mine, self._in_place) if mine else None
 
         return add
 
@@ -187,10 +225,12 @@ def _fresh(path: str, layer: Any, rank: int, alpha: float, seed: int) -> LowRank
     return LowRank(nn.Parameter(a.to(weight.device, wide)), nn.Parameter(b), alpha / rank)
 
 
-def _added(out: torch.Tensor, x: torch.Tensor, mine: list[tuple[LowRank, slice]]) -> torch.Tensor:
+def _added(
+    out: torch.Tensor, x: torch.Tensor, mine: list[tuple[LowRank, slice]], in_place: bool
+) -> torch.Tensor:
     weights = [weight for adapter, _ in mine for weight in (adapter.A, adapter.B)]
     plan = [(adapter.scale, rows) for adapter, rows in mine]
-    return _Added.apply(out, x, plan, *weights)  # type: ignore[no-any-return, no-untyped-call]
+    return _Added.apply(out, x, plan, in_place, *weights)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Added(torch.autograd.Function):
@@ -199,26 +239,36 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, out: torch.Tensor, x: torch.Tensor, plan: list[tuple[float, slice]], *weights: torch.Tensor
+        ctx: Any,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        plan: list[tuple[float, slice]],
+        in_place: bool,
+        *weights: nn.Parameter,
     ) -> torch.Tensor:
         made, inner = out.clone().flatten(0, -2), []
         for (scale, rows), a, b in zip(plan, weights[::2], weights[1::2], strict=True):
             inner.append(x.flatten(0, -2)[rows].to(a.dtype) @ a.T)
             made[rows] += (inner[-1] @ b.T) * scale
-        ctx.plan = plan
-        ctx.save_for_backward(x, *weights, *inner)
+        ctx.plan, ctx.in_place = plan, in_place
+        ctx.weights = weights  # saved, they would come back from a checkpoint as tensors of their own
+        ctx.save_for_backward(x, *inner)
         return made.view(out.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        (x, *saved), n = ctx.saved_tensors, len(ctx.plan)
-        weights, inner = saved[: 2 * n], saved[2 * n :]
+        (x, *inner), weights = ctx.saved_tensors, ctx.weights
         flat, of_x = grad.flatten(0, -2), x.new_zeros(x.shape) if ctx.needs_input_grad[1] else None
-        found: list[torch.Tensor] = []
+        found: list[torch.Tensor | None] = []
         for (scale, rows), a, b, h in zip(ctx.plan, weights[::2], weights[1::2], inner, strict=True):
             of_delta = flat[rows].to(a.dtype) * scale
-            of_inner = of_delta @ b
-            found += [of_inner.T @ x.flatten(0, -2)[rows].to(a.dtype), of_delta.T @ h]
+            of_inner, inputs = of_delta @ b, x.flatten(0, -2)[rows].to(a.dtype)
+            if ctx.in_place:
+                add_product(a, of_inner, inputs)
+                add_product(b, of_delta, h)
+                found += [None, None]
+            else:
+                found += [of_inner.T @ inputs, of_delta.T @ h]
             if of_x is not None:
                 of_x.flatten(0, -2)[rows] = (of_inner @ a).to(x.dtype)
-        return grad, of_x, None, *found
+        return grad, of_x, None, None, *found

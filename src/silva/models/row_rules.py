@@ -126,7 +126,7 @@ def linear_product(module: Any) -> Product:
 
 @functools.cache
 def of_products(kinds: frozenset[tuple[int, int, torch.dtype]], threads: int) -> RowRule | None:
-    """The cheapest rule for products x [N, k] @ w [k, n] on CPU, for all kinds (k, n, type).
+    """The cheapest rule for products x [N, k] @ w^T, w [n, k], on CPU, for all kinds (n, k, type).
 
     None: no number of rows makes the bits equal.
 
@@ -134,11 +134,11 @@ def of_products(kinds: frozenset[tuple[int, int, torch.dtype]], threads: int) ->
         threads: that torch has.
     """
 
-    def product(k: int, n: int, dtype: torch.dtype) -> Product:
-        row, weight = random_numbers(k, dtype), random_numbers((k, n), dtype, 1)
-        return lambda rows: repeated(row, rows) @ weight
+    def product(n: int, k: int, dtype: torch.dtype) -> Product:
+        row, weight = random_numbers(k, dtype), random_numbers((n, k), dtype, 1)
+        return lambda rows: F.linear(repeated(row, rows), weight)
 
-    return first_rule([probed(product(k, n, dtype), counts_of(k, n))] for k, n, dtype in kinds)
+    return first_rule([probed(product(n, k, dtype), counts_of(k, n))] for n, k, dtype in kinds)
 
 
 def of_training(layers: Iterable[nn.Module]) -> RowRule | None:

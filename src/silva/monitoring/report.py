@@ -84,12 +84,12 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
         "evaluation": evaluation,
         "headline": {**headline, "facts": [*headline["facts"], *_circumstances(log)]},
         "warnings": log.warnings if log else [],
-        "charts": _charts(metrics),
+        "charts": charts(metrics),
         "lengths": lengths(summary) if evaluation and summary else None,
         "samples": (summary or {}).get("samples_per_task"),
         "rollouts": sample_rollouts(run, decode, problems),
         "forests": sample_forests(run.rollouts, problems),
-        "config": [_config_line(line) for line in config.splitlines()],
+        "config": [config_line(line) for line in config.splitlines()],
         "problems": problems,
     }
 
@@ -138,8 +138,8 @@ def _headline(metrics: Sequence[Row], summary: Row | None, settings: Row) -> dic
     """
     known: Row
     if summary is None:
-        rows = [row for row in metrics if _evaluations(row)]
-        before, after = (_evaluations(rows[0]), _evaluations(rows[-1])) if rows else ([], [])
+        rows = [row for row in metrics if evaluations(row)]
+        before, after = (evaluations(rows[0]), evaluations(rows[-1])) if rows else ([], [])
         model, steps = settings.get("model", {}), max((row["step"] for row in metrics), default=0)
         name = model.get("name") or model.get("type")
         known = {"model": name, "steps": steps, "seed": settings.get("seed")}
@@ -172,7 +172,7 @@ def _circumstances(log: Log | None) -> list[tuple[str, str, str]]:
     return [(label, value, "text") for label, value in (*when, *log.started.items())]
 
 
-def _evaluations(row: Row) -> list[dict[str, Any]]:
+def evaluations(row: Row) -> list[dict[str, Any]]:
     found = []
     for key, value in row.items():
         if key.startswith("eval/") and not key.endswith(EVAL_DETAILS) and value is not None:
@@ -193,7 +193,7 @@ def _evaluations(row: Row) -> list[dict[str, Any]]:
     return found
 
 
-def _charts(metrics: Sequence[Row]) -> list[dict[str, Any]]:
+def charts(metrics: Sequence[Row]) -> list[dict[str, Any]]:
     """The charts of CHARTS that have data, then one for every other metric (marked `more`)."""
     keys = sorted({key for row in metrics for key in row if key not in ("step", "nonfinite")})
     bounds = {key for key in keys if key.endswith(BOUNDS)}
@@ -243,7 +243,7 @@ def _thin(x: Sequence[int], y: Sequence[float]) -> dict[str, Any]:
     return {"x": [x[min(i + every, len(x)) - 1] for i in starts], "y": means, "every": every}
 
 
-def _config_line(line: str) -> tuple[str, str]:
+def config_line(line: str) -> tuple[str, str]:
     """(setting, origin): the comment at the end of a line says where its value came from."""
     quote = ""
     for index, char in enumerate(line):

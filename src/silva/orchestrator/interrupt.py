@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Coroutine
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from silva.aio import first
 from silva.errors import PartLost
@@ -20,34 +20,38 @@ class Interrupt:
 
     `during(work)` gives up the work when the signal comes (rollouts can be played again); work that must not
     be cut (an update, a checkpoint) is simply awaited, and `check()` afterwards stops. If a part is lost
-    meanwhile, the run ends too, instead of beginning again.
+    meanwhile, the run ends too, instead of beginning again. A signal reaches all that are entered.
     """
+
+    _entered: ClassVar[list[Interrupt]] = []
+    _before: ClassVar[dict[int, Any]] = {}
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._signals = 0
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupt:
-        for number in stop_signals():
+        for number in [] if self._entered else stop_signals():
             try:  # not the loop's own handlers: these also end work that blocks the loop
-                self._before[number] = signal.signal(number, self._ask)
+                self._before[number] = signal.signal(number, _heard)
             except ValueError:  # not in the main thread: a library's use
                 break
+        self._entered.append(self)
+        if any(each._signals for each in self._entered):
+            self._ask()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._entered.remove(self)
+        while self._before and not self._entered:
+            signal.signal(*self._before.popitem())
         if kind is None or issubclass(kind, PartLost):
             self.check()
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._signals and number != signal.SIGHUP:  # a terminal that closes may send it more than once
-            raise KeyboardInterrupt
+    def _ask(self) -> None:
         self._signals += 1
         self._loop.call_soon_threadsafe(self._asked.set)
 
@@ -59,3 +63,11 @@ class Interrupt:
         if (done := await first(work, self._asked.wait())) is None:
             raise Interrupted
         return done.result()
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    again = any(each._signals for each in Interrupt._entered)
+    if again and number != signal.SIGHUP:  # a terminal that closes may send it more than once
+        raise KeyboardInterrupt
+    for each in Interrupt._entered:
+        each._ask()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from silva.errors import CapabilityError, OutOfMemory
 from silva.models.loading import LoadedModel
 from silva.models.memory import is_out_of_memory, too_large
 from silva.trainer.optimizer import learning_bytes
 from silva.trainer.settings import LocalTrainerSettings
+from silva.types import Sample
 
 
 def refuse_too_large(loaded: LoadedModel, parts: int = 1) -> None:
@@ -49,3 +50,8 @@ def explained_memory(settings: LocalTrainerSettings, doing: str) -> Iterator[Non
             "lower rollout.limits.max_episode_tokens, or use [model.lora] or a smaller model. "
             f"({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         ) from error
+
+
+def size_of(samples: Sequence[Sample]) -> str:
+    """Of a micro-batch, in words."""
+    return f"{len(samples)} rows of up to {max(len(sample) for sample in samples)} tokens"

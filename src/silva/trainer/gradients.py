@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from silva.models.weight_gradient import add_product
+
 Way = Callable[..., torch.Tensor]
 
 
@@ -80,11 +82,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
         (x,), weight = ctx.saved_tensors, ctx.weight
-        rows, inputs = (part.flatten(0, -2).to(weight.grad_dtype) for part in (out, x))
-        if weight.grad is None:
-            weight.grad = rows.T @ inputs
-        else:
-            weight.grad.addmm_(rows.T, inputs)
+        add_product(weight, out.flatten(0, -2), x.flatten(0, -2))
         return (out @ weight if ctx.needs_input_grad[0] else None), None
 
 

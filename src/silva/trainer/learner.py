@@ -12,6 +12,7 @@ and how a checkpoint becomes atomic.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from silva.models.routing import Routing
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point, derive
 from silva.trainer.critic import Critic
-from silva.trainer.explained_errors import explained_memory, refuse_too_large
+from silva.trainer.explained_errors import explained_memory, refuse_too_large, size_of
 from silva.trainer.export import export_model, save_adapters, save_trained
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.optimizer import Stepper, check_params
@@ -34,7 +35,7 @@ from silva.trainer.policy import IDLE, Pack, attention_cost, check_rows, pack, t
 from silva.trainer.randomness import Randomness
 from silva.trainer.reference import Reference
 from silva.trainer.routed import keys
-from silva.trainer.scoring import Parts, of_tokens
+from silva.trainer.scoring import Parts, computed, of_tokens
 from silva.trainer.self_check import CHECKED, compared
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.sharding import combinations
@@ -42,7 +43,7 @@ from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.sharding.pipeline import Pipeline, refuse_longer
 from silva.trainer.state import TrainerState, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
-from silva.trainer.update import Update
+from silva.trainer.update import Begun, Update
 from silva.types import LossSpec, OptimParams, Sample, Signals
 
 
@@ -159,22 +160,13 @@ class Learner:
         """`compute` gives [N] for a micro-batch; what comes out is [T] per sample, NaN without a loss."""
 
         def values(parts: Parts) -> Iterator[tuple[Pack, torch.Tensor]]:
-            if isinstance(pipeline := loaded.division, Pipeline):
-                with explained_memory(self.settings, f"scoring {len(parts)} micro-batches"):
-                    batches = [self._pack(rows) for rows, _ in parts]
-                    yield from zip(batches, pipeline.logprobs(loaded, batches), strict=True)
-                return
-            for rows, passes in parts:
-                with explained_memory(self.settings, f"scoring {_size(rows)}"):
-                    batch = self._pack(rows)
-                    with batch.replayed():
-                        found = compute(batch, passes)
-                yield batch, found
+            return computed(loaded, self.settings, self.pack, compute, parts)
 
         kind = np.float64 if self.loaded.dtype == torch.float64 else np.float32
         return of_tokens(samples, self._plan, values, self.mesh, kind)
 
-    def _pack(self, rows: Sequence[Sample]) -> Pack:
+    def pack(self, rows: Sequence[Sample]) -> Pack:
+        """Rows of a micro-batch."""
         return pack(self.loaded, rows or [IDLE], least=self._least, routing=self._routing)
 
     def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
@@ -190,48 +182,65 @@ class Learner:
             RecordError: samples without advantages, for a loss that reads them.
             OutOfMemory: with what to lower. Gradients are back at zero then, as after any error.
         """
-        try:
-            check_rows(self.loaded, samples)
+        with self.undone_after_errors():
+            begun = self.begin(samples, loss)
             with self._randomness.drawn():
-                return self._gradients(samples, loss)
+                self._micro_batches(begun)
+            return self.metrics(begun)
+
+    @contextmanager
+    def undone_after_errors(self) -> Iterator[None]:
+        """A part of an update must never be stepped on."""
+        try:
+            yield
         except BaseException:
-            self._drop_gradients()  # a part of an update must never be stepped on
+            self.drop_gradients()
             raise
 
-    def _gradients(self, samples: Sequence[Sample], loss: LossSpec) -> dict[str, float]:
+    def begin(self, samples: Sequence[Sample], loss: LossSpec) -> Begun:
+        """All of `forward_backward` that comes before its micro-batches."""
+        check_rows(self.loaded, samples)
         samples = [sample for sample in samples if trained(sample).any()]
-        references = self._needed_reference(samples, loss)
-        # A supervised update leaves a critic nothing to learn from.
-        supervised = objective.parse(loss)[0].imitates and all(sample.returns is None for sample in samples)
-        critic = None if supervised else self.critic
-        if critic:
-            critic.check(samples)
-        if not self._checked:
-            self._check_trie(Update(samples, references, loss, self.version, self.stepper))
+        with self._randomness.drawn():
+            references = self._needed_reference(samples, loss)
+            # A supervised update leaves a critic nothing to learn from.
+            supervised = objective.parse(loss)[0].imitates and all(s.returns is None for s in samples)
+            if critic := None if supervised else self.critic:
+                critic.check(samples)
+            if not self._checked:
+                self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         update = Update(samples, references, loss, self.version, self.stepper)
-        dealt = self._plan(samples)
-        self._micro_batches(update, dealt[self.mesh.share], critic)
-        metrics = update.metrics(self.mesh)
-        return metrics | {"imbalance": imbalance(dealt)} if len(dealt) > 1 else metrics
+        return Begun(update, self._plan(samples), critic)
 
-    def _micro_batches(self, update: Update, works: Sequence[RankWork], critic: Critic | None) -> None:
+    def metrics(self, begun: Begun) -> dict[str, float]:
+        """What `forward_backward` returns, after all micro-batches."""
+        of_ranks = {"imbalance": imbalance(begun.dealt)} if len(begun.dealt) > 1 else {}
+        return begun.update.metrics(self.mesh) | of_ranks
+
+    def _micro_batches(self, begun: Begun) -> None:
+        works = begun.dealt[self.mesh.share]
         if isinstance(pipeline := self.loaded.division, Pipeline):
             with training_mode(self.loaded.model):
-                self._by_stages(pipeline, update, [work.rows for work in works])
+                self._by_stages(pipeline, begun.update, [work.rows for work in works])
             crash_point("backward")
             return
         for work in works:
-            rows = update.rows(work.rows)
-            memory = explained_memory(self.settings, f"training {_size(rows or [IDLE])}")
-            with memory, training_mode(self.loaded.model):
-                batch = self._pack(rows)
-                if not (critic and critic.warming_up):
-                    self._backward(batch, work.rows, update, work.passes)
-                if critic:
-                    with batch.replayed():  # its trunk may be the policy
-                        budget = self.settings.micro_batch_tokens
-                        update.add(critic.learn(batch, rows, budget, work.passes))
-            crash_point("backward")
+            self.micro_batch(begun, work)
+
+    def micro_batch(self, begun: Begun, work: RankWork) -> None:
+        """The gradient of a few rows of an update."""
+        update, critic = begun.update, begun.critic
+        rows = update.rows(work.rows)
+        memory = explained_memory(self.settings, f"training {size_of(rows or [IDLE])}")
+        with memory, training_mode(self.loaded.model):
+            batch = self.pack(rows)
+            if not (critic and critic.warming_up):
+                self._backward(batch, work.rows, update, work.passes)
+            if critic:
+                with batch.replayed():  # its trunk may be the policy
+                    budget = self.settings.micro_batch_tokens
+                    update.add(critic.learn(batch, rows, budget, work.passes))
+        crash_point("backward")
 
     def _backward(self, batch: Pack, part: list[int], update: Update, passes: int = 1) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to sums over its tokens."""
@@ -245,7 +254,7 @@ class Learner:
         """The same for all micro-batches, as a pipeline orders them."""
         parts = pipeline.filled_up(parts, [])
         with explained_memory(self.settings, f"training {len(parts)} micro-batches"):
-            batches = [self._pack(update.rows(part)) for part in parts]
+            batches = [self.pack(update.rows(part)) for part in parts]
             pipeline.learn(
                 self.loaded,
                 batches,
@@ -269,7 +278,7 @@ class Learner:
                 return
             for part in parts:
                 with explained_memory(self.settings, "checking the trie"):
-                    self._backward(self._pack(update.rows(part)), part, update)
+                    self._backward(self.pack(update.rows(part)), part, update)
 
         found = compared(self.stepper, few, backward, self.loaded.dtype)
         if found is None:
@@ -326,7 +335,7 @@ class Learner:
                     found |= {f"critic/{name}": number for name, number in of_critic.items()}
                     problem = its_problem or problem
         finally:
-            self._drop_gradients()
+            self.drop_gradients()
         if problem:
             raise NonFiniteError(problem)
         return found
@@ -366,7 +375,7 @@ class Learner:
         with self.mesh.agreed():
             apply = load_state(state, path, self.mesh.rank - self.mesh.rank % self.mesh.tp)
         apply()
-        self._drop_gradients()
+        self.drop_gradients()
 
     def export(self, path: Path) -> None:
         """Write a plain Hugging Face folder, LoRA merged; the trainer's own weights stay as they are."""
@@ -380,7 +389,8 @@ class Learner:
         """Write LoRA's adapters into the new folder `path`, as PEFT stores them."""
         save_adapters(self.loaded, path, self.mesh)
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
+        """Forget the gradients so far."""
         self.stepper.drop_gradients()
         if self.critic:
             self.critic.stepper.drop_gradients()
@@ -388,7 +398,3 @@ class Learner:
     def _state(self) -> TrainerState:
         critic = TrainerState(self.critic.stepper, self._randomness) if self.critic else None
         return TrainerState(self.stepper, self._randomness, self._reference.parameters, critic)
-
-
-def _size(samples: Sequence[Sample]) -> str:
-    return f"{len(samples)} rows of up to {max(len(sample) for sample in samples)} tokens"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from silva.protocols import TrainerCapabilities
+from silva.trainer.joined import Gradients
 from silva.trainer.learner import Learner
 from silva.trainer.transfer import SharedWeights, WeightTransfer
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
@@ -25,6 +26,9 @@ class LocalTrainer:
         transfer: how published weights reach the engine.
         compute: where the work runs, while the event loop stays free: the single compute thread shared with
             an engine here. None: inline.
+
+    Attributes:
+        gradients: computes what `forward_backward` does, together with others; None: the learner alone.
     """
 
     def __init__(
@@ -32,6 +36,7 @@ class LocalTrainer:
     ) -> None:
         self.learner, self._transfer, self._compute = learner, transfer or SharedWeights(), compute
         self._last: Snapshot | None = None
+        self.gradients: Gradients | None = None
         self.capabilities = TrainerCapabilities(needs=learner.needs, publishes=self._transfer.kind)
 
     @property
@@ -46,6 +51,8 @@ class LocalTrainer:
         return await self._run(self.learner.score, samples, needs)
 
     async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
+        if self.gradients is not None:
+            return await self.gradients(samples, loss)
         return await self._run(self.learner.forward_backward, samples, loss)
 
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:

@@ -192,6 +192,16 @@ def token_logprobs(
     return TokenLogprobs(logprobs, entropies, batch.rows)
 
 
+def of_hidden(
+    loaded: LoadedModel, batch: Pack, hidden: torch.Tensor, *, entropy_grad: bool = False
+) -> TokenLogprobs:
+    """The same from the last hidden states [U, H] of the trie, which somebody else has computed."""
+    head = Head(loaded, entropy_grad=entropy_grad)
+    results = head(read(hidden, batch.predictors), batch.targets, batch.temperatures)
+    logprobs, entropies = (read(result, batch.pairs) for result in results)
+    return TokenLogprobs(logprobs, entropies, batch.rows)
+
+
 def through(
     loaded: LoadedModel, batch: Pack, head: WalkHead, budget: int | None = None, passes: int = 1
 ) -> tuple[torch.Tensor, ...]:

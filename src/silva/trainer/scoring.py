@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 
+from silva.models.loading import LoadedModel
+from silva.trainer.explained_errors import explained_memory, size_of
 from silva.trainer.plan import RankWork
 from silva.trainer.policy import IDLE, Pack, trained
+from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.sharding.pipeline import Pipeline
 from silva.types import Sample
 
 Parts = list[tuple[list[Sample], int]]
@@ -42,3 +46,24 @@ def of_tokens(
         for index, array in zip(theirs, arrays, strict=True):
             found[index] = array
     return tuple(found)
+
+
+def computed(
+    loaded: LoadedModel,
+    settings: LocalTrainerSettings,
+    pack: Callable[[Sequence[Sample]], Pack],
+    compute: Callable[[Pack, int], torch.Tensor],
+    parts: Parts,
+) -> Iterator[tuple[Pack, torch.Tensor]]:
+    """What `compute` gives for each micro-batch, or a pipeline for all of them."""
+    if isinstance(pipeline := loaded.division, Pipeline):
+        with explained_memory(settings, f"scoring {len(parts)} micro-batches"):
+            batches = [pack(rows) for rows, _ in parts]
+            yield from zip(batches, pipeline.logprobs(loaded, batches), strict=True)
+        return
+    for rows, passes in parts:
+        with explained_memory(settings, f"scoring {size_of(rows)}"):
+            batch = pack(rows)
+            with batch.replayed():
+                found = compute(batch, passes)
+        yield batch, found

@@ -79,6 +79,7 @@ class Parallel(Section):
 class LocalTrainerSettings(TrainerSettings):
     """In-process torch, updating the parameters that the local engine samples from."""
 
+    shares: ClassVar[bool] = True
     type: Literal["local"] = "local"
     ranks: Positive = 1
     """Processes that share each update; more than 1 take placement.type = "services"."""

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
 from silva.algorithms import objective
 from silva.trainer.loss_inputs import StreamTokens, streams, weighted_loss
+from silva.trainer.plan import RankWork
 from silva.trainer.policy import TokenLogprobs, trained
 from silva.trainer.sharding.parallel import Mesh
 from silva.types import LossSpec, Sample
+
+if TYPE_CHECKING:
+    from silva.trainer.critic import Critic
 
 
 class Blamed(Protocol):
@@ -85,3 +90,12 @@ class Update:
             name: value / counts.get(name.partition("/")[0], counts[""]) for name, value in means.items()
         }
         return {"loss": total, "trained_tokens": float(tokens), **means}
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An update before its micro-batches; `dealt` are those of each rank. `critic`: learns beside it."""
+
+    update: Update
+    dealt: list[list[RankWork]]
+    critic: Critic | None

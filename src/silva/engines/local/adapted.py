@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -28,11 +30,16 @@ from silva.models.row_rules import ANY, RowRule, of_products, shape_of
 
 
 class AddedProduct(NamedTuple):
-    """What is added to some outputs of a product: x [N, in] @ down [in, r] @ up [r, out]."""
+    """What is added to some outputs of a product: scale * x [N, in] A^T B^T.
+
+    Computed as PEFT does it, so that a model with the adapter in it samples the same bits. A scale that is a
+    power of two, which rounds nothing, is in B already.
+    """
 
     outputs: slice
-    down: torch.Tensor
-    up: torch.Tensor
+    a: torch.Tensor  # [r, in]
+    b: torch.Tensor  # [out, r]
+    scale: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +123,14 @@ class AdaptedLinears:
         """
         pairs = {layer: self._pair(name, layer, parameters) for layer in _layers_of(name, parameters)}
         added: dict[JoinedLinear, list[AddedProduct]] = {}
-        for layer, (down, up) in pairs.items():
+        exact = abs(math.frexp(scale)[0]) == 0.5
+        for layer, (a, b) in pairs.items():
             group, first = self._place(layer)
-            added.setdefault(group, []).append(
-                AddedProduct(slice(first, first + up.shape[1]), down, up.mul_(scale))
+            outputs = slice(first, first + len(b))
+            of_layer = (
+                AddedProduct(outputs, a, b.mul_(scale), 1.0) if exact else AddedProduct(outputs, a, b, scale)
             )
+            added.setdefault(group, []).append(of_layer)
         products = {product for pair in pairs.values() for product in pair}
         rule: RowRule | None = ANY
         if self._device.type == "cpu":
@@ -131,7 +141,7 @@ class AdaptedLinears:
     def _pair(
         self, name: str, layer: str, parameters: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of A and B, transposed."""
+        """Copies of A and B."""
         module: Any = self._layers.get(layer)
         if module is None:
             raise EngineError(
@@ -145,8 +155,8 @@ class AdaptedLinears:
                 f"and [{outputs}, r]"
             )
         wide = torch.promote_types(a.dtype, torch.float32)
-        down, up = (each.detach().T.to(self._device, wide, copy=True).contiguous() for each in (a, b))
-        return down, up
+        a, b = (each.detach().to(self._device, wide, copy=True).contiguous() for each in (a, b))
+        return a, b
 
     def least(self, spans: Sequence[AdapterSpan]) -> int:
         """How many rows a step must have for these."""
@@ -169,8 +179,10 @@ class AdaptedLinears:
 
     def _add(self, group: JoinedLinear, x: torch.Tensor, made: torch.Tensor) -> None:
         for adapter, window, inner, rows in self._parts:
-            for outputs, down, up in adapter.added.get(group, ()):
-                more = x[window].to(down.dtype) @ down @ up
+            for outputs, a, b, scale in adapter.added.get(group, ()):
+                more = F.linear(F.linear(x[window].to(a.dtype), a), b)
+                if scale != 1:
+                    more.mul_(scale)
                 made[rows, outputs].add_(more[inner])
 
 

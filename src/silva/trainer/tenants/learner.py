@@ -4,16 +4,14 @@
                  |
     joint    [a1 b1 c1] [a2]                       at most one part of a run, within the budget
                  |
-    model    linear layers, norms, embeddings      all tokens together
-             attention, adapters, activations      each part alone
-    head     and loss                              each part alone
+    model    all parts together (joint.py)
+    head     and loss, each part alone
                  |
     gradient of each run -> its own AdamW
 
-A run has the bits that it would have alone: no sum over tokens mixes parts, and the rows of products that all
-share have the same bits in any company (row_rules.py). Where they have not (on a GPU, with experts, or if no
-number of rows suffices), each part has a pass of its own. So has each part of a run that trains all weights:
-it has a copy of the model (full.py).
+A run has the bits that it would have alone. Where they would depend on the others (`JointDecoder.rule`), each
+part has a pass of its own. So has each part of a run that trains all weights: it has a copy of the model
+(full.py).
 
 Not here: the order of requests, who may do what, when a run goes to disk.
 """
@@ -25,27 +23,22 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from silva.errors import CapabilityError, ModelError, NonFiniteError, OutOfMemory, RecordError, SilvaError
-from silva.models.attention import SideBySide
 from silva.models.loading import LoadedModel, copied
 from silva.models.lora_runs import LoraRuns
-from silva.models.row_rules import RowRule, of_training
-from silva.models.trie import build
 from silva.trainer.explained_errors import explained_memory
 from silva.trainer.gradients import read
 from silva.trainer.head import Head
 from silva.trainer.optimizer import Stepper, check_params
-from silva.trainer.policy import attention_over
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.tenants import AdamParams, Pass, Passed, folder
 from silva.trainer.tenants.folder import LoraShape, TenantRun
 from silva.trainer.tenants.full import full_run, through
+from silva.trainer.tenants.joint import JointDecoder
 from silva.trainer.tenants.parts import PassPart, PassWork, check, cut, part_of, share
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import OptimParams
@@ -101,7 +94,8 @@ class Tenants:
         self._adapters = LoraRuns(model, [*layers, name.rpartition(".")[2]])
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self.rule = _rule(loaded)
+        self._decoder = JointDecoder(loaded, self._adapters)
+        self.rule = self._decoder.rule
         self._runs: dict[str, TenantRun] = {}
 
     @property
@@ -300,27 +294,12 @@ class Tenants:
 
     def _through(self, works: Sequence[PassWork]) -> None:
         parts = [work.next for work in works if work.next]
-        tries = [part.pack.trie for part in parts]
-        tokens = [part.pack.tokens for part in parts]
-        positions = [part.pack.positions for part in parts]
-        total = sum(map(len, parts))
-        if fill := (self.rule.padded(total) if self.rule else total) - total:
-            tries.append(build([np.zeros(fill, np.int64)]))
-            tokens.append(tokens[0].new_zeros(1, fill))
-            positions.append(torch.arange(fill, device=self.loaded.device)[None])
-        stops = np.cumsum([len(trie) for trie in tries]).tolist()
-        runs = [work.asked.run for work in works] + [None] * bool(fill)
-        spans = [(n, stop - len(trie), stop) for n, stop, trie in zip(runs, stops, tries, strict=True)]
-        with self._adapters.rows(spans):
-            hidden = self.loaded.model.get_decoder()(
-                input_ids=torch.cat(tokens, 1),
-                position_ids=torch.cat(positions, 1),
-                use_cache=False,
-                packed=SideBySide([(attention_over(self.loaded, trie), len(trie)) for trie in tries]),
-            ).last_hidden_state[0]
+        runs = [work.asked.run for work in works]
+        with self._decoder.hidden([(n, part.pack) for n, part in zip(runs, parts, strict=True)]) as joint:
+            hidden, rows = joint
             pulls = torch.zeros_like(hidden)
-            for work, part, (_, start, stop) in zip(works, parts, spans, strict=False):
-                pulls[start:stop] = self._loss(work, part, hidden[start:stop].detach())
+            for work, part, mine in zip(works, parts, rows, strict=True):
+                pulls[mine] = self._loss(work, part, hidden[mine].detach())
             self._backward(works, hidden, pulls)
 
     def _loss(self, work: PassWork, part: PassPart, hidden: torch.Tensor) -> torch.Tensor | float:
@@ -356,14 +335,6 @@ class Tenants:
         for name in [*work.gradients]:
             parameter, gradient = parameters[name], work.gradients.pop(name)
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-
-
-def _rule(loaded: LoadedModel) -> RowRule | None:
-    """How many tokens a joint pass needs; None: there are no joint passes."""
-    decoder = loaded.model.get_decoder()
-    if loaded.device.type != "cpu" or any(parameter.ndim > 2 for parameter in decoder.parameters()):
-        return None
-    return of_training(module for module in decoder.modules() if isinstance(module, nn.Linear | Conv1D))
 
 
 def _passed(work: PassWork) -> Passed:

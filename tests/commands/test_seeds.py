@@ -1,0 +1,58 @@
+"""The seeds that `--seeds` names, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.commands.conftest import PARITY
+
+from silva.cli import main
+from silva.commands.seeds import seeds_of
+from silva.errors import ConfigError
+
+
+def test_seeds_are_named_by_numbers_and_ranges() -> None:
+    assert seeds_of("0-3") == [0, 1, 2, 3]
+    assert seeds_of("0,3,7") == [0, 3, 7]
+    assert seeds_of("5, 1-2") == [5, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "got ''"), ("a", "got 'a'"), ("3-", "got '3-'"), ("-1", "got '-1'"), ("4-2", "ends before"),
+        ("1,0-2", "got 1 twice"), ("1.5", "got '1.5'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_seeds_is_told(text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match="--seeds") as told:
+        seeds_of(text)
+    assert why in str(told.value)
+
+
+LORA = ("--model.type", "pretrained", "--model.name", "SmolLM2-135M-Instruct", "--model.lora.rank", "4")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "model.lora: got none with --seeds"),
+        (("--model.lora.rank", "4"), 'model.type = "tiny" with --seeds'),
+        ((*LORA, "--placement.type", "services"), 'placement.type = "services" with --seeds'),
+        ((*LORA, "--monitoring.terminal", "live"), 'monitoring.terminal = "live" with --seeds'),
+        (("--seed", "3"), "--seeds and --seed: got both"),
+        (("--dry-run",), "--seeds and --dry-run: got both"),
+    ],
+)
+def test_what_seeds_cannot_share_is_refused_before_anything_is_read(
+    options: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "\n".join(line for line in PARITY.splitlines() if options[:2] != LORA[:2] or "model" not in line)
+    )
+    arguments = ["rl", f"@{file}", "--output_dir", str(tmp_path / "runs"), *options, "--seeds", "0-1"]
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
