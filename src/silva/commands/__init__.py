@@ -85,6 +85,8 @@ COMMANDS: dict[str, Command] = {
                 "N", "a number"),
          *_HOST,
          Option("--port", "listen there (default: any free one)", "PORT", "a number"),
+         Option("--database", "PostgreSQL in place of a file of --state: postgresql://USER@HOST/NAME, the "
+                "password in PGPASSWORD or ~/.pgpass", "URL", "an address"),
          Option("--max-models", "models that a key may have in sessions that last", "N", "a number"),
          Option("--max-waiting", "requests of a key that may wait", "N", "a number"),
          Option("--max-bytes", "bytes that the weights of a key may take on disk", "N", "a number")),

@@ -102,12 +102,15 @@ def _check(config: RunConfig) -> None:
 
 def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: SharedCalls | None = None) -> Any:
     """`calls`: of several ranks, of which this is the first."""
+    from silva.server.tinker.postgres import check_url
     from silva.server.tinker.ranks import LeadingRuns
     from silva.server.tinker.routes import ServedModel
     from silva.server.tinker.server import TinkerServer
 
     config = parts.config
     state = Path(given.options.get("--state", "tinker")).absolute()
+    if database := given.options.get("--database", ""):
+        check_url(database)
     try:
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -125,7 +128,7 @@ def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: Shared
         parts.model.model.config.model_type,
         sampler.context,
     )
-    return TinkerServer(state, model, shared, parts.compute, sampler, PLACES, full, say, quotas)
+    return TinkerServer(state, model, shared, parts.compute, sampler, PLACES, full, say, quotas, database)
 
 
 def _runs(parts: Assembly) -> Tenants:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.server.running import asking
+from tests.server.tinker.databases import PostgresServer
 from tests.server.tinker.doubles import ScriptedRuns, ScriptedSampler
 
 from silva.server.tinker.keys import ApiKeys
@@ -30,7 +31,8 @@ KEY = "tml-mine"
 class Service:
     """One folder of state, and the doubles of the server that has it now."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, database: str = "") -> None:
+        self.database = database
         self.state, self.runs, self.sampler = state, ScriptedRuns(), ScriptedSampler()
         self.lines: list[str] = []
         self.quotas = Quotas()
@@ -43,8 +45,9 @@ class Service:
         log, model = self.lines.append, ServedModel("base", "base", "scripted", self.sampler.context)
         with ThreadPoolExecutor(1) as compute:
             server = TinkerServer(
-                self.state, model, self.runs, compute, self.sampler, 4, self.full, log, self.quotas
-            )
+                self.state, model, self.runs, compute, self.sampler, 4, self.full, log, self.quotas,
+                self.database,
+            )  # fmt: skip
             async with server.working():
                 admits = server.admitting(ApiKeys([]))
                 yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,
@@ -103,6 +106,12 @@ def client(listening: Service) -> Iterator[Any]:
     tinker = pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
     with tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine") as found:
         assert found.holder  # it begins here, and ends with the file
+        yield found
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    with PostgresServer(tmp_path_factory.mktemp("postgres")) as found:
         yield found
 
 

@@ -13,7 +13,7 @@ from tests.server.tinker.client import Client
 from tests.server.tinker.conftest import Service
 
 from silva.errors import CheckpointError, ConfigError
-from silva.server.tinker import checkpoints, futures, messages, training
+from silva.server.tinker import checkpoints, futures, messages, postgres, training
 from silva.server.tinker.sampling import OwnerTurns
 from silva.server.tinker.tables import Tables
 
@@ -35,6 +35,15 @@ async def test_requests_are_done_in_the_order_of_their_numbers(service: Service)
         assert (await client.result(late[1])) == {"metrics": {"gradient:mean": 6.0}}
         assert await client.result(first) == {"loss:sum": 2.0}
         assert service.runs.together == [[model]] * 3
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def service(request, tmp_path):
+    """Every test of this file is one of both databases."""
+    if request.param == "sqlite":
+        return Service(tmp_path)
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
+    return Service(tmp_path, request.getfixturevalue("postgres").database())
 
 
 @pytest.fixture(autouse=True)
@@ -295,10 +304,11 @@ async def test_owners_take_turns():
     await asyncio.wait_for(ask("d"), 1)
 
 
-async def test_one_folder_has_one_server(service: Service):
+async def test_one_folder_has_one_server(service: Service, monkeypatch):
+    monkeypatch.setattr(postgres, "PATIENCE", 50)
     async with service.asked():
-        with pytest.raises(ConfigError, match="no other server"):
-            Tables(service.state / "tinker.sqlite")
+        with pytest.raises(ConfigError, match="other server uses"):
+            Tables(service.database or service.state / "tinker.sqlite")
 
 
 def test_a_damaged_file_is_told(tmp_path):

@@ -21,7 +21,7 @@ from silva.wire.guard import HttpError
 TRAINING, SAMPLER = "weights", "sampler_weights"
 SCHEME = "tinker://"
 LIVE = "(expires IS NULL OR expires > ?)"
-ENDED = "session IN (SELECT id FROM sessions WHERE finished)"
+ENDED = "session IN (SELECT id FROM sessions WHERE finished = 1)"
 SILENT = 86400.0  # seconds without a heartbeat, after which a session has ended
 
 
@@ -50,7 +50,7 @@ async def found(tables: Tables, path: str, owner: str, *, kind: str = "") -> Row
         HttpError: there is none, or it is of another kind.
     """
     model, name = parted(path)
-    query = f"SELECT * FROM checkpoints WHERE model = ? AND name = ? AND (owner = ? OR public) AND {LIVE}"
+    query = f"SELECT * FROM checkpoints WHERE model = ? AND name = ? AND (owner = ? OR public = 1) AND {LIVE}"
     row = await tables.row(query, model, name, owner, CLOCK.time())
     if row is None:
         raise HttpError(404, f"checkpoint {path}: not found")
@@ -70,8 +70,9 @@ def saved(
     )  # fmt: skip
 
     def insert(db: sqlite3.Connection) -> None:
+        db.execute("DELETE FROM checkpoints WHERE model = ? AND name = ?", (model["id"], name))
         db.execute(
-            "INSERT OR REPLACE INTO checkpoints "
+            "INSERT INTO checkpoints "
             "(model, name, owner, folder, size, metadata, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             values,
         )
@@ -129,7 +130,7 @@ async def tidy(tables: Tables, folder: Path) -> None:
         tables = ("checkpoints", "samplers", "models")
         named = " UNION ".join(f"SELECT folder FROM {each}" for each in tables)
         waiting = "SELECT id FROM requests WHERE finished IS NULL"  # folders are named after their requests
-        return {row[0] for row in db.execute(f"{named} UNION {waiting}")}
+        return {row["folder"] for row in db.execute(f"{named} UNION {waiting}")}
 
     before = set(folder.iterdir())
     kept = await tables.do(forget)

@@ -122,7 +122,7 @@ class Futures:
                 db.execute(
                     "UPDATE requests SET form = ?, result = ?, undone = ?, finished = ? "
                     "WHERE id = ? AND finished IS NULL",
-                    ("proto" if proto else "json", content, result.undone, CLOCK.time(), name),
+                    ("proto" if proto else "json", content, int(result.undone), CLOCK.time(), name),
                 )
             also(db)
 

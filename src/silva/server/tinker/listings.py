@@ -92,7 +92,7 @@ class TinkerListings:
                 "train_unembed": bool(model["unembed"])}  # fmt: skip
 
     async def runs(self, request: Request, owner: str) -> Any:
-        rows, cursor = await self._page(request, "models", "used", owner)
+        rows, cursor = await self._page(request, "models", "used DESC, id", owner)
         return {"training_runs": [await self._run(row) for row in rows], "cursor": cursor}
 
     async def run(self, request: Request, owner: str) -> Any:
@@ -128,7 +128,7 @@ class TinkerListings:
         return {"checkpoints": listed(rows)}
 
     async def checkpoints(self, request: Request, owner: str) -> Any:
-        rows, cursor = await self._page(request, "checkpoints", "created", owner)
+        rows, cursor = await self._page(request, "checkpoints", "created DESC, model, name", owner)
         return {"checkpoints": listed(rows), "cursor": cursor}
 
     async def publish(self, request: Request, owner: str) -> Any:
@@ -157,7 +157,7 @@ class TinkerListings:
     # --- sessions
 
     async def sessions(self, request: Request, owner: str) -> Any:
-        rows, _ = await self._page(request, "sessions", "created", owner)
+        rows, _ = await self._page(request, "sessions", "created DESC, id", owner)
         return {"sessions": [row["id"] for row in rows]}
 
     async def session(self, request: Request, owner: str) -> Any:
@@ -192,7 +192,7 @@ class TinkerListings:
             where, values = f"{where} AND {LIVE}", [owner, CLOCK.time()]
         (count,) = await self._tables.rows(f"SELECT COUNT(*) AS n {where}", *values)
         rows = await self._tables.rows(
-            f"SELECT * {where} ORDER BY {order} DESC, rowid DESC LIMIT ? OFFSET ?", *values, limit, offset
+            f"SELECT * {where} ORDER BY {order} LIMIT ? OFFSET ?", *values, limit, offset
         )
         return rows, {"offset": offset, "limit": limit, "total_count": count["n"]}
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from silva.aio import gather
 from silva.errors import SilvaError
-from silva.ports import derive
+from silva.ports import CLOCK, derive
 from silva.server.parsing import parse, read
 from silva.server.tinker.bodies import SampleBody
 from silva.server.tinker.futures import FutureResult, Futures, failure
@@ -121,13 +121,13 @@ class SampleQueue:
     async def resume(self) -> None:
         """Ask for all that a server before this one has accepted."""
         for row in await self._tables.rows(
-            "SELECT id FROM requests WHERE kind = 'sample' AND finished IS NULL ORDER BY rowid"
+            "SELECT id FROM requests WHERE kind = 'sample' AND finished IS NULL ORDER BY line, seq"
         ):
             self.begin(row["id"])
 
     def begin(self, name: str) -> None:
         """Do an accepted request."""
-        task = asyncio.ensure_future(self._do(name))
+        task = asyncio.ensure_future(self._done(name))
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
 
@@ -144,6 +144,14 @@ class SampleQueue:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _done(self, name: str) -> None:
+        while True:
+            try:
+                return await self._do(name)
+            except Exception as error:  # of the database: nothing has been recorded, and it is done again
+                self._log(f"tinker: sample: {type(error).__name__}: {error}")
+                await CLOCK.sleep(1.0)
 
     async def _do(self, name: str) -> None:
         row = await self._tables.row(

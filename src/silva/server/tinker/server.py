@@ -1,6 +1,6 @@
 """One Tinker service: its parts over one folder, and what it does beside answering.
 
-    DIR/tinker.sqlite    what is known (tables.py)
+    DIR/tinker.sqlite    what is known (tables.py), or PostgreSQL
     DIR/weights/         folders of weights, named by chance
 
 A second server over the same folder is refused. Not here: the base model and its engine, which are given.
@@ -42,6 +42,7 @@ class TinkerServer:
         full: runs of all weights in memory.
         log: gets a line for each fault that is not a client's.
         quotas: of each API key.
+        database: the address of one in PostgreSQL; "" for a file in `state`.
 
     Attributes:
         admitting: makes a check for the guard of one of keys.
@@ -61,10 +62,11 @@ class TinkerServer:
         full: int,
         log: Callable[[str], None],
         quotas: Quotas = Quotas(),
+        database: str = "",
     ) -> None:
         self._weights = state / "weights"
         self._weights.mkdir(parents=True, exist_ok=True)
-        self._tables = Tables(state / "tinker.sqlite")
+        self._tables = Tables(database or state / "tinker.sqlite")
         self._futures, self._log = Futures(self._tables, quotas), log
         self._training = TrainQueue(
             self._tables, self._futures, runs, compute, self._weights, full, log, quotas

@@ -1,11 +1,12 @@
-"""What the service knows, in one SQLite file: sessions, models, requests with their results, checkpoints.
+"""What the service knows, in one database: sessions, models, requests with their results, checkpoints.
 
     do(change) ──┐
     do(change) ──┼──> one transaction on a thread, durable ──> each gets its result
     do(query)  ──┘
 
 What is asked for while a transaction runs goes into the next one, so that many requests share one fsync.
-Not here: what rows mean (training.py, checkpoints.py, sampling.py), and weights, which are folders.
+It is a file of SQLite, or PostgreSQL (postgres.py); statements are such that both read them. Not here: what
+rows mean (training.py, checkpoints.py, sampling.py), and weights, which are folders.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from silva.errors import ConfigError, one_line
+from silva.server.tinker.postgres import Postgres
 
 T = TypeVar("T")
 Row = sqlite3.Row
@@ -52,41 +54,17 @@ and changed nothing. samplers.size: of a folder of its own; a checkpoint's count
 
 
 class Tables:
-    """The file, opened by one process.
+    """The database, opened by one process.
 
     Args:
-        path: of the file; made if it is missing.
+        where: a file, made if it is missing, or the address of a database in PostgreSQL.
 
     Raises:
         ConfigError: another process has it open, or it is of another version, damaged, or cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.1)
-        except sqlite3.Error as error:
-            raise ConfigError(f"{path}: {error}; expected a file that can be written") from error
-        self._db.row_factory = sqlite3.Row
-        try:
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("BEGIN EXCLUSIVE")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, VERSION):
-                raise ConfigError(f"{path}: got version {version} of the tables, expected {VERSION}")
-            if (found := self._db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-                raise sqlite3.DatabaseError(one_line(str(found), 200))
-            for statement in SCHEMA.split(";"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version = {VERSION}")
-            self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            self._db.close()
-            raise ConfigError(f"{path}: {error}; expected a file that no other server uses") from error
-        except sqlite3.Error as error:
-            self._db.close()
-            raise ConfigError(f"{path}: {error}; it is damaged, or was not made by this server") from error
+    def __init__(self, where: Path | str) -> None:
+        self._db: Any = Postgres(where, SCHEMA, VERSION) if isinstance(where, str) else _opened(where)
         self._waiting: list[tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
@@ -139,7 +117,9 @@ class Tables:
                 try:
                     results.append(change(db))
                 except Exception as error:
-                    if not db.in_transaction:  # SQLite has undone all of it: the disk is full or damaged
+                    if (
+                        not db.in_transaction
+                    ):  # all of it is undone: the disk is full, or the connection is lost
                         raise
                     db.execute("ROLLBACK TO one")
                     results.append(error)
@@ -150,3 +130,32 @@ class Tables:
                 db.execute("ROLLBACK")
             raise
         return results
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.1)
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path}: {error}; expected a file that can be written") from error
+    db.row_factory = sqlite3.Row
+    try:
+        db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN EXCLUSIVE")
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise ConfigError(f"{path}: got version {version} of the tables, expected {VERSION}")
+        if (found := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(one_line(str(found), 200))
+        for statement in SCHEMA.split(";"):
+            db.execute(statement)
+        db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        db.close()
+        raise ConfigError(f"{path}: {error}; perhaps another server uses it") from error
+    except sqlite3.Error as error:
+        db.close()
+        raise ConfigError(f"{path}: {error}; it is damaged, or was not made by this server") from error
+    return db

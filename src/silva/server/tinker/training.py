@@ -327,7 +327,7 @@ class TrainQueue:
             if model["folder"] is not None:
                 await self._call(self._runs.load, name, self._folder / model["folder"], optimizer=True)
             for row in await self._tables.rows(
-                "SELECT kind, body FROM requests WHERE line = ? AND seq > ? AND seq <= ? AND NOT undone "
+                "SELECT kind, body FROM requests WHERE line = ? AND seq > ? AND seq <= ? AND undone = 0 "
                 "AND kind IN ('forward_backward', 'optim_step') ORDER BY seq",
                 name, model["kept"], model["done"],
             ):  # fmt: skip

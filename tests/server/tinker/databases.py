@@ -1,0 +1,92 @@
+"""A real PostgreSQL at a Unix socket, of the programs that are installed on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+USER = "postgres"  # for root, as whom it refuses to run
+PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+
+
+class PostgresServer:
+    """One server, which can be killed and started again. Each call of `database` makes a new one there."""
+
+    def __init__(self, folder: Path) -> None:
+        places = os.pathsep.join([os.environ.get("PATH", ""), *map(str, PLACES)])
+        self._initdb, self._postgres = (shutil.which(name, path=places) for name in ("initdb", "postgres"))
+        if not self._initdb or not self._postgres:
+            pytest.skip("needs PostgreSQL: initdb and postgres")
+        self._as = {"user": USER, "group": USER} if os.geteuid() == 0 else {}
+        self._folder, self._log = Path(tempfile.mkdtemp(prefix="silva-pg-")), folder / "log"
+        if self._as:
+            shutil.chown(self._folder, USER, USER)
+        self._numbers = count()
+
+    def __enter__(self) -> PostgresServer:
+        subprocess.run(
+            [self._initdb, "-D", self._folder / "data", "-U", "silva", "-A", "trust", "-N"], check=True,
+            capture_output=True, **self._as,
+        )  # fmt: skip
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        shutil.rmtree(self._folder)
+
+    def start(self) -> None:
+        options = {"listen_addresses": "", "unix_socket_directories": self._folder, "max_connections": 20,
+                   "shared_buffers": "2MB", "fsync": "off"}  # fmt: skip
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [self._postgres, "-D", self._folder / "data",
+                 *(f"--{name}={value}" for name, value in options.items())],
+                stdout=log, stderr=log, cwd=self._folder, **self._as,
+            )  # fmt: skip
+        while True:  # also while it recovers
+            try:
+                self._do("SELECT 1")
+                return
+            except self._errors():
+                if self.process.poll() is not None:  # the processes of the one before are not gone yet
+                    assert "still in use" in self._log.read_text(), self._log.read_text()
+                    return self.start()
+                time.sleep(0.05)
+
+    def kill(self) -> None:
+        """At once, as if the machine had lost its power; its own processes notice that it is gone."""
+        self.process.kill()
+        self.process.wait()
+        while list(self._folder.glob("data/postmaster.pid")):  # it refuses to start beside those
+            pid = (self._folder / "data/postmaster.pid").read_text().split()[0]
+            if not Path(f"/proc/{pid}").exists():
+                return
+            time.sleep(0.01)
+
+    def database(self) -> str:
+        name = f"silva{next(self._numbers)}"
+        self._do(f"CREATE DATABASE {name}")
+        return self._url(name)
+
+    def _url(self, name: str) -> str:
+        return f"postgresql:///{name}?host={self._folder}&user=silva"
+
+    def _do(self, statement: str) -> None:
+        import psycopg
+
+        with psycopg.connect(self._url("postgres"), autocommit=True) as db:
+            db.execute(statement)
+
+    @staticmethod
+    def _errors() -> type[Exception]:
+        import psycopg
+
+        return psycopg.OperationalError
