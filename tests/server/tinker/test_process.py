@@ -35,6 +35,38 @@ def test_runs_of_several_clients_have_the_weights_that_they_would_have_alone(alo
     assert log.count("listening at") == 3 and "Error" not in log
 
 
+def test_two_ranks_go_on_where_they_were_killed(tmp_path: Path):
+    """Byte for byte; a pass of three rows is shared, and one of one row leaves a rank idle."""
+    ranks = ("--trainer.ranks", "2", "--trainer.parallel.dp_replicate", "2")
+    with Serving(tmp_path / "server", *ranks) as serving:
+
+        def trained(killed: bool) -> str:
+            service = tinker.ServiceClient(base_url=serving.address, api_key="tml-a")
+            run = service.create_lora_training_client(base_model="tiny", rank=4, seed=1).result()
+            rng = np.random.default_rng(0)
+            for step in range(6):
+                data = [
+                    types.Datum(
+                        model_input=types.ModelInput.from_ints(row[:-1].tolist()),
+                        loss_fn_inputs={"target_tokens": row[1:].copy(), "weights": np.ones(8, np.float32)},
+                    )
+                    for row in rng.integers(0, 60, (1 if step == 2 else 3, 9))
+                ]
+                run.forward_backward(data, "cross_entropy")
+                stepped = run.optim_step(types.AdamParams(learning_rate=1e-2))
+                if killed and step == 3:
+                    stepped.result()
+                    serving.kill()
+                    serving.start()
+            stepped.result()
+            return run.save_state("end").result().path
+
+        paths = [trained(killed) for killed in (False, True)]
+        serving.kill()
+        one, other = (serving.files(path) for path in paths)
+        assert one == other and one.keys() == {"adapter_model.safetensors", "optimizer.safetensors"}
+
+
 def test_what_is_trained_is_what_is_sampled(tmp_path: Path):
     """A sampler has the log-probabilities of the pass that saved it, and prefers what was learned."""
     with Serving(tmp_path / "server") as serving:
