@@ -12,17 +12,15 @@ from tests.server.tinker.client import Client
 from silva.ports import CLOCK
 
 BARE = {"x-api-key": ""}
-HELD = ("run.json", "optimizer.safetensors")  # of training alone
 
 
 async def saved(service, http, name="a"):
     """A client, and the path of the addresses of what it has saved."""
     client = await Client(http).begin()
     model = await client.model()
-    await client.result(await client.post("/save_weights", model_id=model, seq_id=1, path=name))
+    await client.result(await client.post("/save_weights_external", model_id=model, seq_id=1, path=name))
     (folder,) = (service.state / "weights").iterdir()
-    for extra in HELD:
-        (folder / extra).write_text("moments")
+    (folder / "run.json").write_text("what training needs")
     return client, f"/training_runs/{model}/checkpoints/external_weights/{name}/external_weights_urls"
 
 
@@ -37,7 +35,7 @@ async def test_a_file_is_read_by_its_address_alone(service):
         said = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         assert said.keys() == {"folder", "file", "own", "expires"}  # nothing of the key
         found = await http.get(address, headers=BARE)
-        assert (found.status_code, json.loads(found.content)) == (200, [0.0, True])
+        assert (found.status_code, json.loads(found.content)) == (200, [0.0, False])
         assert (await http.get(where, headers=BARE)).status_code == 401
         assert (await http.post(urlsplit(address).path, headers=BARE)).status_code == 401
 
@@ -69,15 +67,15 @@ async def test_an_address_ends_with_its_hour_and_with_the_checkpoint(service, mo
                 patch.setattr(CLOCK.port, "time", lambda later=later: now + later, raising=False)
                 assert (await http.get(address)).status_code == status
         model = where.split("/")[2]
-        again = await client.post("/save_weights", model_id=model, seq_id=2, path="a", overwrite=True)
+        checkpoint = f"/training_runs/{model}/checkpoints/external_weights/a"
+        assert (await http.delete(checkpoint)).status_code == 200
+        assert (await http.get(address)).status_code == 404
+        assert (await http.get(where)).status_code == 404
+        again = await client.post("/save_weights_external", model_id=model, seq_id=2, path="a")
         await client.result(again)
         assert (await http.get(address)).status_code == 404  # it is another one now
         (address,) = (await http.get(where)).json()["urls"].values()
         assert (await http.get(address)).status_code == 200
-        checkpoint = f"/training_runs/{model}/checkpoints/weights/a"
-        assert (await http.delete(checkpoint)).status_code == 200
-        assert (await http.get(address)).status_code == 404
-        assert (await http.get(where)).status_code == 404
 
 
 async def test_only_its_owner_gets_the_addresses_of_a_checkpoint_that_is_not_public(service):
@@ -85,7 +83,7 @@ async def test_only_its_owner_gets_the_addresses_of_a_checkpoint_that_is_not_pub
         _, where = await saved(service, http)
         other = {"x-api-key": "tml-other"}
         assert (await http.get(where, headers=other)).status_code == 404
-        publish = where.partition("/external")[0] + "/weights/a/publish"
+        publish = where.partition("/external")[0] + "/external_weights/a/publish"
         await http.post(publish)
         (address,) = (await http.get(where, headers=other)).json()["urls"].values()
         assert (await http.get(address)).status_code == 200
@@ -99,7 +97,12 @@ def test_the_sdk_downloads_a_checkpoint(client, tmp_path):
     from tinker.cli.commands.checkpoint import _download_checkpoint
 
     trained = client.create_lora_training_client(base_model="base", rank=8, seed=3).result()
-    path = trained.save_weights_for_sampler("mine").result().path
-    external = path.replace("/sampler_weights/", "/external_weights/")
-    _download_checkpoint(client.create_rest_client(), external, tmp_path, show_progress=False, format="json")
-    assert json.loads((tmp_path / "weights.json").read_text()) == [0.0, False]
+    rest = client.create_rest_client()
+    exported = trained.save_weights_external("mine").result().path
+    for number, path in enumerate([exported, trained.save_state("held").result().path]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _download_checkpoint(rest, path, folder, show_progress=False, format="json")
+        assert json.loads((folder / "weights.json").read_text()) == [0.0, False]
+    kinds = {each.checkpoint_type for each in rest.list_user_checkpoints().result().checkpoints}
+    assert kinds == {"training", "external"}

@@ -99,12 +99,12 @@ async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Ser
             await client.passed(model, 3, float("nan")),
             await client.step(model, 4, lr=-1.0),
             await client.post("/save_weights", model_id=model, seq_id=5, path="../../etc/passwd"),
-            await client.post("/save_weights_external", model_id=model, seq_id=6, path="x"),
+            await client.post("/save_weights_external", model_id=model, seq_id=6, path="a/b"),
             await client.post("/optim_step", model_id=model, seq_id=7, optimizer_params={"type": "dimuon"}),
         ]
         for answer, words in zip(
             wrong,
-            ("expected 2", "got 'magic'", "not finite", "learning_rate", "path", "is downloaded as",
+            ("expected 2", "got 'magic'", "not finite", "learning_rate", "path", "path",
              "optimizer_params"), strict=True,
         ):  # fmt: skip
             found = await client.result(answer)
@@ -217,6 +217,18 @@ async def test_models_that_were_not_used_for_long_leave_memory_and_come_back(ser
         assert {one, other} == set(dropped)
         await client.result(await client.passed(one, 5))
         assert service.runs.weights[one] == 0.9 * 3.0 + 6.0
+
+
+async def test_memory_of_passes_is_given_back_once_nothing_is_asked(service: Service, monkeypatch):
+    given = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(training, "IDLE", 0.01)
+    monkeypatch.setattr(training, "give_freed_memory_back", lambda: loop.call_soon_threadsafe(given.set))
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        await asyncio.wait_for(given.wait(), 60)
+        assert await client.result(await client.passed(model, 1)) == {"loss:sum": 2.0}
 
 
 async def test_checkpoints_expire_and_are_removed(service: Service):

@@ -298,7 +298,7 @@ def test_what_the_server_has_not_is_refused_with_words(trained, client, rest):
     session = trained.model_id.partition(":")[0]
     admin = tinker.AdminClient()
     for ask, words in (
-        (lambda: trained.save_weights_external("x"), "tinker://RUN/external_weights/NAME"),
+        (lambda: trained.save_weights_external("x", age_encryption_recipients=["age1"]), "encrypts no files"),
         (lambda: rest.copy_weights(path, "project"), "no projects"),
         (lambda: tinker.ServiceClient(project_id="project").copy_weights(path), "no projects"),
         (lambda: rest.assign_session_project(session, "project"), "no projects"),

@@ -130,6 +130,13 @@ class SamplerBody(Ordered):
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
+class ExternalBody(Ordered):
+    path: Name
+    ttl_seconds: Seconds = None
+    age_encryption_recipients: Annotated[None, refusing("this server encrypts no files")] = None
+    type: Literal["save_weights_external"] = "save_weights_external"
+
+
 class LoadWeightsBody(Ordered):
     """Into a model that is there."""
 

@@ -18,7 +18,9 @@ from silva.ports import CLOCK, FILES
 from silva.server.tinker.tables import Row, Tables
 from silva.wire.guard import HttpError
 
-TRAINING, SAMPLER = "weights", "sampler_weights"
+KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+"""In names, and what the SDK calls them."""
+TRAINING, SAMPLER, EXTERNAL = KINDS
 SCHEME = "tinker://"
 LIVE = "(expires IS NULL OR expires > ?)"
 ENDED = "session IN (SELECT id FROM sessions WHERE finished = 1)"
@@ -38,7 +40,7 @@ def parted(path: str) -> tuple[str, str]:
     """
     model, _, name = path.removeprefix(SCHEME).partition("/")
     kind, _, rest = name.partition("/")
-    if not path.startswith(SCHEME) or kind not in (TRAINING, SAMPLER) or not rest or "/" in rest:
+    if not path.startswith(SCHEME) or kind not in KINDS or not rest or "/" in rest:
         raise HttpError(400, f"path: got {path[:200]!r}, expected tinker://MODEL/weights/NAME")
     return model, name
 
@@ -55,7 +57,7 @@ async def found(tables: Tables, path: str, owner: str, *, kind: str = "") -> Row
     if row is None:
         raise HttpError(404, f"checkpoint {path}: not found")
     if kind and not name.startswith(f"{kind}/"):
-        raise HttpError(400, f"checkpoint {path}: got weights for a sampler, expected those of save_state")
+        raise HttpError(400, f"checkpoint {path}: got weights alone, expected those of save_state")
     return row
 
 
@@ -85,7 +87,7 @@ def listed(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return [
         {
             "checkpoint_id": row["name"],
-            "checkpoint_type": "training" if row["name"].startswith(f"{TRAINING}/") else "sampler",
+            "checkpoint_type": KINDS[row["name"].partition("/")[0]],
             "time": when(row["created"]),
             "tinker_path": uri(row["model"], row["name"]),
             "size_bytes": row["size"],

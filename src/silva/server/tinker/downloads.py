@@ -5,8 +5,7 @@
 
 A token says which file and until when, and is signed with a secret of this process, so nobody else can make
 one. What is read is a file that was in the folder of a checkpoint, while it has that folder: no name leads
-elsewhere. The files of `external_weights/NAME` are those of `weights/NAME`, or otherwise of
-`sampler_weights/NAME`, without what only training needs.
+elsewhere.
 """
 
 from __future__ import annotations
@@ -25,13 +24,12 @@ from starlette.responses import FileResponse
 from starlette.types import Scope
 
 from silva.ports import CLOCK
-from silva.server.tinker.checkpoints import LIVE, SAMPLER, TRAINING, found, uri, when
+from silva.server.tinker.checkpoints import EXTERNAL, LIVE, found, uri, when
 from silva.server.tinker.routes import PREFIX, Handler
 from silva.server.tinker.tables import Tables
-from silva.trainer.tenants.folder import OPTIMIZER, RUN
+from silva.trainer.tenants.folder import RUN
 from silva.wire.guard import HttpError
 
-EXTERNAL = "external_weights"
 FILES = f"{PREFIX}/files/"
 SECONDS = 3600  # that an address holds
 
@@ -91,7 +89,7 @@ class TinkerDownloads:
 
     async def urls(self, request: Request, owner: str) -> Any:
         model, name = request.path_params["id"], request.path_params["name"]
-        row = await self._row(model, name, owner)
+        row = await found(self._tables, uri(model, f"{EXTERNAL}/{name}"), owner)
         expires = CLOCK.time() + SECONDS
         said = {"folder": row["folder"], "own": row["owner"] == owner, "expires": expires}
         address = f"{str(request.base_url).rstrip('/')}{FILES}"
@@ -99,7 +97,7 @@ class TinkerDownloads:
             "urls": {
                 file.name: address + self._addresses.signed({**said, "file": file.name})
                 for file in sorted((self._folder / row["folder"]).iterdir())
-                if file.name != RUN and not file.name.startswith(OPTIMIZER)
+                if file.name != RUN
             },
             "expires": when(expires),
         }
@@ -115,9 +113,3 @@ class TinkerDownloads:
                 404, f"{said['file']}: its checkpoint is not there any more, or is another one now"
             )
         return FileResponse(path, media_type="application/octet-stream")
-
-    async def _row(self, model: str, name: str, owner: str) -> Any:
-        try:
-            return await found(self._tables, uri(model, f"{TRAINING}/{name}"), owner)
-        except HttpError:
-            return await found(self._tables, uri(model, f"{SAMPLER}/{name}"), owner)

@@ -87,6 +87,7 @@ class TinkerRoutes:
             "optim_step": bodies.OptimBody,
             "save_weights": bodies.SaveBody,
             "save_weights_for_sampler": bodies.SamplerBody,
+            "save_weights_external": bodies.ExternalBody,
         }
         return {
             ("POST", "/create_session"): self.create_session,
@@ -95,7 +96,6 @@ class TinkerRoutes:
             ("POST", "/create_model"): self.create_model,
             ("POST", "/forward_backward"): self.passed,
             ("POST", "/load_weights"): self.load,
-            ("POST", "/save_weights_external"): self._ordered("save_weights_external", None),
             **{("POST", f"/{kind}"): self._ordered(kind, body) for kind, body in ordered.items()},
             ("POST", "/create_sampling_session"): self.create_sampler,
             ("POST", "/asample"): self.sample,
@@ -186,8 +186,8 @@ class TinkerRoutes:
         body = messages.canonical(message)
         return await self._accepted(FutureWork(owner, message.model_id, message.seq_id, kind, body))
 
-    def _ordered(self, kind: str, of: type[Body] | None) -> Handler:
-        """What accepts one kind of request of a model. `of`: its fields; None: it cannot be done."""
+    def _ordered(self, kind: str, of: type[Body]) -> Handler:
+        """What accepts one kind of request of a model. `of`: its fields."""
 
         async def accept(request: Request, owner: str) -> Any:
             data = await request.body()
@@ -196,12 +196,6 @@ class TinkerRoutes:
             await self._check_model(place.model_id, owner)
             asked = FutureWork(owner, place.model_id, place.seq_id, kind, data)
             try:
-                if of is None:
-                    raise HttpError(
-                        400,
-                        f"{kind}: what save_state or save_weights_for_sampler saves as NAME is downloaded "
-                        "as tinker://RUN/external_weights/NAME",
-                    )
                 read(of, given)
             except HttpError as error:
                 asked = FutureWork(owner, place.model_id, place.seq_id, "refused", str(error).encode())

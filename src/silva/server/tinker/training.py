@@ -24,18 +24,20 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from silva.errors import ConfigError, OutOfMemory, SilvaError
+from silva.models.memory import give_freed_memory_back
 from silva.ports import CLOCK
 from silva.server.parsing import parse, read
 from silva.server.tinker import checkpoints
 from silva.server.tinker.bodies import (
     ALPHA,
     CreateLoadedBody,
+    ExternalBody,
     LoadWeightsBody,
     OptimBody,
     SamplerBody,
     SaveBody,
 )
-from silva.server.tinker.checkpoints import SAMPLER, TRAINING, durable, found, uri
+from silva.server.tinker.checkpoints import EXTERNAL, SAMPLER, TRAINING, durable, found, uri
 from silva.server.tinker.futures import OF_DISK, Change, FutureResult, Futures, failure
 from silva.server.tinker.messages import finite, parse_pass, pass_of, passed_bytes
 from silva.server.tinker.quotas import Quotas
@@ -47,6 +49,7 @@ TURNS = 8  # requests of one model between passes
 TOGETHER = 32  # models in one call
 LIVE = 64  # models in memory
 KEEP_EVERY = 16  # requests that may have to be done again
+IDLE = 30.0  # seconds without a request
 PASSES = ("forward_backward", "forward")
 CHANGING = ("forward_backward", "optim_step", "load_weights")
 
@@ -100,7 +103,7 @@ class TrainQueue:
         """Until cancelled."""
         self._wake.set()
         while True:
-            await self._wake.wait()
+            await self._woken()
             self._wake.clear()
             try:
                 while await self._round():
@@ -111,6 +114,14 @@ class TrainQueue:
                     self._forget(name)
                 await CLOCK.sleep(1.0)
                 self._wake.set()
+
+    async def _woken(self) -> None:
+        """Memory that passes have used is kept for the next ones, but not while there are none."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), IDLE)
+        if not self._wake.is_set():
+            await self._call(give_freed_memory_back)
+            await self._wake.wait()
 
     async def _round(self) -> bool:
         """Whether anything was done."""
@@ -247,12 +258,21 @@ class TrainQueue:
             )
         return FutureResult({"sampling_session_id": session, "type": "save_weights_for_sampler"}), insert
 
+    async def _external(self, model: Row, head: Row, body: bytes) -> tuple[FutureResult, Change]:
+        asked = read(ExternalBody, parse(body))
+        name = f"{EXTERNAL}/{asked.path}"
+        await self._check_new(model, name)
+        folder, size = await self._fitting(model, head, name, optimizer=False)
+        change = checkpoints.saved(model, name, folder, size, asked.ttl_seconds, None)
+        result = {"path": uri(model["id"], name), "size_bytes": size, "type": "save_weights_external"}
+        return FutureResult(result), change
+
     async def _refuse(self, model: Row, head: Row, body: bytes) -> tuple[FutureResult, Change]:
         raise HttpError(400, body.decode())
 
     _DO: Mapping[str, Any] = {
         "create_model": _create, "optim_step": _optim, "load_weights": _load, "save_weights": _save,
-        "save_weights_for_sampler": _sampler, "refused": _refuse,
+        "save_weights_for_sampler": _sampler, "save_weights_external": _external, "refused": _refuse,
     }  # fmt: skip
 
     async def _step(self, run: str, body: bytes) -> Mapping[str, float]:
