@@ -43,9 +43,9 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 76_149),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 76_927),
-    "lines of the longest file of src/silva": (longest, 404),
+    "lines of src/silva": (lambda: lines(SOURCE), 76_164),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 76_942),
+    "lines of the longest file of src/silva": (longest, 406),
     "files of the largest room of src/silva": (most_files, 29),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
     "keys of the configuration outside environments": (keys, 1283),
