@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_the_first_update_is_checked_against_flat_rows(tiny: Make, make_samples:
 
 
 def test_a_trie_that_is_wrong_is_not_used(
-    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch
+    tiny: Make, make_samples: Rows, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As if a row did not see what it shares with others."""
     true = policy.chunks
@@ -88,9 +89,20 @@ def test_a_trie_that_is_wrong_is_not_used(
     monkeypatch.setattr(policy, "chunks", wrong)
     loaded, samples, said = tiny("float64"), shared_rows(make_samples), []
     expected = naive_gradients(loaded, samples)
-    asyncio.run(make_trainer(loaded, say=said.append).forward_backward(samples, REINFORCE))
+    first = make_trainer(loaded, say=said.append)
+    asyncio.run(first.forward_backward(samples, REINFORCE))
     assert len(said) == 1 and "more than 1e-08: nothing is shared from here on" in said[0]
     assert relative_error(gradients(loaded), expected) < 1e-10
+    asyncio.run(first.save(tmp_path))
+    asyncio.run(first.restart())
+    needs = frozenset({"logprobs"})
+    known = [asyncio.run(first.score(samples, needs)).logprobs]
+    resumed = make_trainer(loaded, say=said.append)
+    asyncio.run(resumed.load(tmp_path))  # it scores before its first update, and may not share then
+    known.append(asyncio.run(resumed.score(samples, needs)).logprobs)
+    np.testing.assert_array_equal(*map(np.concatenate, known))
+    asyncio.run(resumed.forward_backward(samples, REINFORCE))
+    assert len(said) == 1  # nor has it anything to check
     unchecked = make_trainer(loaded, self_check=False, say=said.append)
     asyncio.run(optim_step(unchecked))
     asyncio.run(unchecked.forward_backward(samples, REINFORCE))

@@ -79,7 +79,6 @@ class Learner:
     ) -> None:
         self.settings, self._seed = settings, seed
         self.mesh, self._say = mesh or Mesh(), say
-        self._least = MIN_SHARED  # shortest prefix that rows share
         self._checked = not settings.self_check
         if not any(p.requires_grad for p in loaded.model.parameters()):
             raise CapabilityError(
@@ -119,6 +118,10 @@ class Learner:
     @version.setter
     def version(self, version: int) -> None:
         self.stepper.counters.version = version
+
+    @property
+    def _least(self) -> int:  # the shortest prefix that rows share
+        return NEVER if self.stepper.counters.flat else MIN_SHARED
 
     def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals:
         """What is known of every trained token before an update, [T] per sample, NaN elsewhere.
@@ -207,7 +210,7 @@ class Learner:
             supervised = objective.parse(loss)[0].imitates and all(s.returns is None for s in samples)
             if critic := None if supervised else self.critic:
                 critic.check(samples)
-            if not self._checked:
+            if not (self._checked or self.stepper.counters.flat):
                 self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         update = Update(samples, references, loss, self.version, self.stepper)
         return Begun(update, self._plan(samples), critic)
@@ -284,7 +287,7 @@ class Learner:
         if found is None:
             return
         self._checked, (agrees, text) = True, found
-        self._least = self._least if agrees else NEVER
+        self.stepper.counters.flat = int(not agrees)
         self._say(text)
 
     def refresh_reference(self) -> None:
@@ -375,6 +378,7 @@ class Learner:
         with self.mesh.agreed():
             apply = load_state(state, path, self.mesh.rank - self.mesh.rank % self.mesh.tp)
         apply()
+        self._checked = not self.settings.self_check
         self.drop_gradients()
 
     def export(self, path: Path) -> None:

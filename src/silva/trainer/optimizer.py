@@ -43,6 +43,7 @@ class Counters:
     version: int = 0  # publishes
     updates: int = 0  # optimizer steps, skipped ones included
     nonfinite: int = 0  # skipped updates in a row
+    flat: int = 0  # 1: rows share nothing, because their trie was found wrong (self_check.py)
 
 
 class Stepper:
@@ -79,11 +80,12 @@ class Stepper:
         self.masters = {name: _master(name, parameter) for name, parameter in parameters.items()}
         self._mesh = mesh or Mesh()
         self._most, self._of, self._key = most, of, key
+        self.counters = Counters()
         self.begin()
 
     def begin(self) -> None:
-        """Drop all but the weights: gradients, moments, counts."""
-        self.counters = Counters()
+        """Drop gradients, moments and counts; weights stay, and whether rows may share."""
+        self.counters = Counters(flat=self.counters.flat)
         self.drop_gradients()
         masters = list(self.masters.values())
         # One kernel for all numbers where the device has it: 3x faster on CPU. It takes divided ones apart.
