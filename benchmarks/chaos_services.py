@@ -3,16 +3,18 @@
     run in one process ──> end state: metrics outside perf/, weights, rollouts, optimiser, who was trained
     silva rl with placement.type = "services"
         └── inference, trainer, orchestrator: SIGKILL or SIGSTOP for one of them ──> the same, bit for bit?
-    the same with --ranks 4, and with --placement ray (parts are actors of a cluster of the run's own)
+    the same with --ranks 4, with --workers 1 (each environment plays in a process of its own), and with
+    --placement ray (parts and workers are actors of a cluster of the run's own)
 
-Each of the three gets both signals at random times, and SIGKILL at the crash points of silva/ports.py that
+Each of these gets both signals at random times, and SIGKILL at the crash points of silva/ports.py that
 it comes through (proof is asked for). Silva leaves a stopped orchestrator alone: it is continued from here.
 In a few more runs the supervisor itself, `silva rl`, is killed: nothing of it may be left ten seconds later,
-and the run is resumed. How long it takes until the supervisor says what it has lost is measured.
+and the run is resumed. How long it takes until somebody says what is lost is measured: the supervisor, or,
+once a call needs a worker, the orchestrator.
 
     python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
     python benchmarks/chaos_services.py --kills 10 --level 1
-    python benchmarks/chaos_services.py --kills 5 --placement ray --ranks 2 --only rank inference
+    python benchmarks/chaos_services.py --kills 5 --placement ray --ranks 4 --workers 1 --only rank worker
 
 Ranks of a trainer sum in another order than one process: a run with them is compared with one that has as
 many. At level 0 the end must be the same to the last bit. Above it rollouts depend on the clock, so there the
@@ -44,7 +46,7 @@ from typing import Any
 
 import chaos
 import numpy as np
-from supervised_run import LIMIT, RANK, ROLES, SERVICES, Supervised, state, supervised, wait_for
+from supervised_run import LIMIT, MARK, RANK, ROLES, SERVICES, WORKER, Supervised, state, supervised, wait_for
 
 import runs
 from silva.errors import LedgerError
@@ -54,8 +56,9 @@ OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
 ON_RAY = (  # whose actors share the cores, however few there are
     "--placement.type=ray", "--placement.threads=1", "--placement.trainer_needs.CPU=0.1",
-    "--placement.server_needs.CPU=0.1",
+    "--placement.server_needs.CPU=0.1", "--placement.worker_needs.CPU=0.1",
 )  # fmt: skip
+ENVIRONMENTS = 2  # of runs.CONFIG
 STOPPED = 6.0  # seconds that an orchestrator stays stopped
 MOST_TRIES = 8
 SUPERVISORS = 3  # runs whose supervisor is killed
@@ -81,7 +84,7 @@ class Trial:
     Attributes:
         tries: runs that were started for it.
         fired: whether it hit.
-        seconds: from the signal until the supervisor said so; None if it has nothing to say.
+        seconds: from the signal until that was said; None if nobody has anything to say.
         left: the commands of processes that were left when it had ended.
     """
 
@@ -111,20 +114,30 @@ class Setting:
     reference: dict[str, Any] | None
     ray: bool = False
     ranks: int = 1
+    workers: int = 0
 
     def argv(self, name: str) -> list[str]:
         folder = str(self.folder)
         run = ["rl", f"@{self.folder / 'chaos.toml'}", "--name", name, "--output_dir", folder]
         placed = ON_RAY if self.ray else SERVICES
         ranks = [f"--trainer.ranks={self.ranks}"] if self.ranks > 1 else []
-        return [*run, *chaos.OPTIONS, *placed, *ranks, f"--rollout.max-async-level={self.level}"]
+        workers = [
+            option
+            for number in range(ENVIRONMENTS if self.workers else 0)
+            for option in (f"--environments.{number}.workers={self.workers}",
+                           f'--environments.{number}.variables=["{MARK}"]')
+        ]  # fmt: skip
+        level = f"--rollout.max-async-level={self.level}"
+        return [*run, *chaos.OPTIONS, *placed, *ranks, *workers, level]
 
     @property
     def roles(self) -> tuple[str, ...]:
-        return (*ROLES, RANK) if self.ranks > 1 else ROLES
+        return (*ROLES, *[RANK] * (self.ranks > 1), *[WORKER] * (self.workers > 0))
 
     def words(self, fault: Fault) -> tuple[str, ...]:
-        """What the supervisor says of it."""
+        """What is said of it."""
+        if fault.role == WORKER:
+            return ("a worker of ", " is lost")
         part = "trainer" if fault.role == RANK else fault.role
         stopped = fault.signal == "SIGSTOP"
         if self.ray and part != "orchestrator":
@@ -195,10 +208,15 @@ def _once(trial: Trial, fault: Fault, setting: Setting, duration: float) -> None
 
 
 def _hit(process: Supervised, fault: Fault, delay: float) -> float | None:
-    """Sends the signal after so many seconds: the time; None if nobody with that role was there."""
+    """Sends the signal after so many seconds, once somebody has that role: the time; None if nobody has."""
     with suppress(subprocess.TimeoutExpired):
         process.process.wait(delay)
-    pid = process.process.pid if fault.role == "supervisor" else process.pid(fault.role)
+
+    def found() -> int | None:
+        return process.process.pid if fault.role == "supervisor" else process.pid(fault.role)
+
+    wait_for(lambda: found() or process.process.poll() is not None, LIMIT)
+    pid = found()
     if pid is None or process.process.poll() is not None:
         return None
     hit = time.time()
@@ -296,6 +314,7 @@ def main() -> int:
     parser.add_argument("--level", type=int, default=0, help="rollout.max_async_level (default 0)")
     parser.add_argument("--placement", choices=("services", "ray"), default="services")
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer (default 1)")
+    parser.add_argument("--workers", type=int, default=0, help="of each environment (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
@@ -306,7 +325,8 @@ def main() -> int:
         (folder / "chaos.toml").write_text(runs.CONFIG)
         reference, counts, _ = chaos.refer(folder)
         alone = None if options.level or options.ranks > 1 else reference
-        setting = Setting(folder, options.level, alone, options.placement == "ray", options.ranks)
+        on_ray = options.placement == "ray"
+        setting = Setting(folder, options.level, alone, on_ray, options.ranks, options.workers)
         duration = undisturbed(setting)
         if options.ranks > 1 and not options.level:
             setting = replace(setting, reference=runs.end_state(folder / "services"))

@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from silva.placement.carrier import part_of
 from silva.placement.ray import PART
 
 ROLES = ("inference", "trainer", "orchestrator")
 RANK = "rank"  # the trainer's last one
+WORKER = "worker"  # one of an environment's processes; on Ray its actor
 SERVICES = ("--placement.type=services", "--placement.threads=1")
 SILVA = (sys.executable, "-m", "silva")
 MARK = "SILVA_CHAOS_RUN"
@@ -64,15 +66,19 @@ class Supervised:
         return next((at for at, line in [*self.lines] if all(word in line for word in words)), None)
 
     def pid(self, role: str) -> int | None:
-        """Of the process that has this role now, as a child of ours, of a trainer's, or as a Ray actor."""
+        """Of the process that has this role now: a child of ours, of one of these, or a Ray actor."""
         for pid in self.alive():
             argv = _read(f"/proc/{pid}/cmdline").split(b"\0")
             environ = dict(each.partition(b"=")[::2] for each in _read(f"/proc/{pid}/environ").split(b"\0"))
             part, rank = environ.get(PART.encode(), b"").decode(), environ.get(b"RANK", b"0")
             if argv[1:4] == [b"-m", b"silva", role.encode()] and _parent(pid) == self.process.pid:
                 return pid
-            if part and role == (RANK if part.removeprefix("trainer").isdecimal() else part):
+            if part and role == (RANK if part.removeprefix("trainer").isdecimal() else part_of(part)):
                 return pid
+            if role == WORKER and argv[1:3] == [b"-m", b"silva.environments.process.worker"]:
+                if _parent(pid) == self.pid("orchestrator"):  # else an actor has it
+                    return pid
+                continue
             if not part and role == RANK and rank != b"0":
                 return pid
         return None

@@ -122,7 +122,7 @@ class Assembly:
         found, workers = dict[str, TaskSet](), 0
         for environment in self.config.environments:
             self.stage(f"read the tasks of {environment.label}")  # a minute for a million rows
-            found[environment.label] = _taskset(environment, self.host, workers)
+            found[environment.label] = _taskset(environment, self, workers)
             workers += environment.workers
         return found
 
@@ -228,12 +228,12 @@ async def connected(part: T) -> T:
     return part
 
 
-def _taskset(environment: Any, host: Host, first: int) -> TaskSet:
+def _taskset(environment: Any, assembly: Assembly, first: int) -> TaskSet:
     """`first`: the number of its first worker. ConfigError names the environment whose own code fails."""
     try:
         with contained():
             apart = environment.workers
-            taskset: Any = _in_workers(environment, host, first) if apart else environment.taskset()
+            taskset: Any = _in_workers(environment, assembly, first) if apart else environment.taskset()
     except Escaped as error:
         raise ConfigError(f"environment {environment.label}: its taskset() raised {error}") from error
     except SilvaError:
@@ -246,7 +246,7 @@ def _taskset(environment: Any, host: Host, first: int) -> TaskSet:
     return taskset
 
 
-def _in_workers(environment: Any, host: Host, first: int) -> TaskSet:
+def _in_workers(environment: Any, assembly: Assembly, first: int) -> TaskSet:
     from silva.environments.process.workers import Workers
 
-    return Workers(environment, host.worker, first)
+    return Workers(environment, assembly.host.worker, first, assembly.say)

@@ -162,11 +162,10 @@ class Answering:
 def test_an_actor_that_stops_while_it_is_opened_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'silva[ray]'")
     monkeypatch.setattr(placement, "CHECK", 0.001)
-    monkeypatch.setattr(placement, "STARTING", 0.05)
 
     async def noticed(*answers: int) -> bool:
         work = asyncio.sleep(0.5, "opened")
-        return await first(work, placement._first_silence([Answering(n) for n in answers])) is None
+        return await first(work, placement.first_silence([Answering(n) for n in answers], 0.05)) is None
 
     assert asyncio.run(noticed(9, 3)) and asyncio.run(noticed(0))
     assert not asyncio.run(noticed(10_000, 10_000))

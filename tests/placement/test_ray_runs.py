@@ -140,7 +140,7 @@ def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
     assert "inference: weights: version 1" in (run.path / "services.log").read_text()
 
 
-def test_a_trainer_and_a_worker_that_are_killed_and_a_server_that_is_stopped_change_nothing(
+def test_a_trainer_and_workers_that_are_killed_or_stopped_and_a_server_that_is_stopped_change_nothing(
     folder: Path, reference: dict[str, Any], given: dict[str, str]
 ) -> None:
     run = Run(folder, "faults", "--placement.address=auto", *WORKERS)
@@ -150,7 +150,9 @@ def test_a_trainer_and_a_worker_that_are_killed_and_a_server_that_is_stopped_cha
         assert {*before} == {"trainer", "inference", "worker", "worker1"}, process.output
         assert [*run.processes().values()].count("") == 2  # which play the episodes
         os.kill(before["worker"], signal.SIGKILL)
-        assert wait_for(lambda: run.actors().get("worker", before["worker"]) != before["worker"], LIMIT)
+        os.kill(before["worker1"], signal.SIGSTOP)
+        for name in ("worker", "worker1"):
+            assert wait_for(lambda name=name: run.actors().get(name, before[name]) != before[name], LIMIT)  # type: ignore[misc]
         os.kill(run.actors()["trainer"], signal.SIGKILL)
         assert wait_for(lambda: process.said("silva: trainer has died"), LIMIT), process.output
         os.kill(run.actors()["inference"], signal.SIGSTOP)
@@ -159,6 +161,7 @@ def test_a_trainer_and_a_worker_that_are_killed_and_a_server_that_is_stopped_cha
         assert process.left() == []
     assert process.said("silva: inference has not answered for 4 s: it is started again"), process.output
     assert process.said("the run goes on from its last checkpoint")
+    assert process.said("a worker of parity is lost (no sign of life for 4 s)"), process.output
     assert differences(run.path, reference) == []
     assert rest(given) == NOTHING
 

@@ -236,7 +236,7 @@ class Actors:
                     )
                     for name, actor, place in zip(names, actors, places, strict=True)
                 )
-                done = await first(opening, _first_silence(actors))
+                done = await first(opening, first_silence(actors, STARTING))
             if done is None:
                 return f"has not answered for {STARTING:g} s at its start", opened
             for fault in filter(None, done.result()):
@@ -293,18 +293,21 @@ def actor_in(group: Any, bundle: int, needs: Mapping[str, float], kind: type, **
     ).remote()  # fmt: skip
 
 
-async def _first_silence(actors: Sequence[Any]) -> None:
-    """Returns when one of them, which are being opened, gives no sign of life; what is lost `open` says."""
+async def first_silence(actors: Sequence[Any], patience: float) -> None:
+    """Returns when one of them, which are asked for something, has given no sign of life for so many seconds.
+
+    That one has died is said by what it is asked for.
+    """
     import ray
 
     async def silent(actor: Any) -> None:
         with contextlib.suppress(TimeoutError):
             while True:
                 try:
-                    await asyncio.wait_for(actor.well.remote(), STARTING)
+                    await CLOCK.sleep(CHECK)
+                    await asyncio.wait_for(actor.well.remote(), patience)
                 except ray.exceptions.RayError:
                     await asyncio.Event().wait()
-                await CLOCK.sleep(CHECK)
 
     quiet = [asyncio.ensure_future(silent(actor)) for actor in actors]
     try:

@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from silva.aio import first
 from silva.environments.process.channel import WorkerProcess
 from silva.placement.carrier import asked, die_with_parent, words
-from silva.placement.ray import PART, actor_in
+from silva.placement.ray import PART, STARTING, actor_in, first_silence
 from silva.placement.settings import worker_name
+from silva.placement.supervisor import DEAD_AFTER
 from silva.protocols import WorkerSpec
 from silva.wire.codec import decode, encode
 
@@ -39,6 +41,10 @@ class CarriedWorker:
 
     async def ask(self, call: bytes) -> bytes:
         return await _told(self._process.ask(call))
+
+    async def well(self) -> bytes:
+        """A sign of life, also while it is asked for something."""
+        return b""
 
     async def _opened(self, folder: bytes, spec: bytes) -> bytes:
         if folder:
@@ -69,10 +75,10 @@ class RayWorker:
         self._actor = await asyncio.to_thread(self._started)
         spec = replace(self._spec, variables={**self._settings.env_vars, **self._spec.variables})
         folder = "" if self._room["working_dir"] else os.getcwd()
-        return await self._asked(self._actor.open, folder.encode(), encode(spec))
+        return await self._asked(STARTING, self._actor.open, folder.encode(), encode(spec))
 
     async def ask(self, call: bytes) -> bytes:
-        return await self._asked(self._actor.ask, call)
+        return await self._asked(DEAD_AFTER, self._actor.ask, call)
 
     def stop(self) -> None:
         import ray
@@ -92,11 +98,14 @@ class RayWorker:
         needs, bundle = self._settings.worker_needs, room["bundles"].index(name)
         return actor_in(group, bundle, needs, CarriedWorker, runtime_env=environment)
 
-    async def _asked(self, method: Any, *arguments: bytes) -> bytes:
+    async def _asked(self, patience: float, method: Any, *arguments: bytes) -> bytes:
         import ray
 
         try:
-            answer = await asked(method, *arguments)
+            done = await first(asked(method, *arguments), first_silence([self._actor], patience))
+            if done is None:  # Ray never notices SIGSTOP
+                raise EOFError(f"no sign of life for {patience:g} s")
+            answer = done.result()
         except ray.exceptions.RayError as error:
             raise EOFError(words(error)) from error
         ended, _, found = answer.partition(b"\n")

@@ -56,6 +56,8 @@ class Counter:
         self.sum += self.rng.randrange(1000)
         if said == "die" or (said == "die once" and self.first()):
             os.kill(os.getpid(), signal.SIGKILL)
+        if said == "stop once" and self.first():
+            os.kill(os.getpid(), signal.SIGSTOP)
         if said == "shout":
             os.write(int(sys.argv[1]), b"\\xff" * 4)  # where its answers go
         if said == "hang":
@@ -93,6 +95,9 @@ class Counter:
 """
 
 
+said_by_workers: list[str] = []
+
+
 @pytest.fixture
 def counting(tmp_path: Path) -> Iterator[Any]:
     """Makes task sets of the environment above: `make(0)` in this process, `make(n)` in n workers."""
@@ -100,13 +105,14 @@ def counting(tmp_path: Path) -> Iterator[Any]:
     file.write_text(textwrap.dedent(COUNTING))
     type_ = f"{file}:Counting"
     made: list[Workers] = []
+    said_by_workers.clear()
 
     def make(workers: int, **keys: Any) -> Any:
         given = {"type": type_, "workers": workers, "mark": str(tmp_path / "died"), "eval_size": 4, **keys}
         settings = settings_of(type_)(**given)
         if not workers:
             return settings.taskset()
-        made.append(Workers(settings))
+        made.append(Workers(settings, say=said_by_workers.append))
         return made[-1]
 
     yield make
@@ -169,20 +175,27 @@ def test_episodes_are_spread_over_the_processes(counting):
     assert {step.metrics["nice"] for step in steps} == {min(os.nice(0) + 5, 19)}
 
 
-def test_a_worker_that_dies_is_replaced_and_nothing_is_seen_of_it(counting, tmp_path):
+@pytest.mark.parametrize("what, how", [("die once", "exit status -9"), ("stop once", "SIGSTOP")])
+def test_a_worker_that_dies_or_is_stopped_is_replaced_and_people_are_told(
+    counting, tmp_path, monkeypatch, what, how
+):
+    monkeypatch.setattr(channel, "LOOK", 0.05)
+
     async def check() -> None:
         taskset = counting(1)
         other = taskset.environment(taskset.tasks("train")[1])
         await other.reset()
         before = await other.step(message("a"))
-        told = await played(taskset, ["a", "die once", "b"])
+        told = await played(taskset, ["a", what, "b"])
         assert (tmp_path / "died").exists()
         after = await other.step(message("b"))  # its process is gone: it is played again in the new one
         assert before.metrics["pid"] != after.metrics["pid"]
-        assert texts(told) == texts(await played(counting(0), ["a", "die once", "b"]))
+        assert texts(told) == texts(await played(counting(0), ["a", what, "b"]))
         assert texts([after]) == texts(await played(counting(0), ["a", "b"], 1))[2:3]
 
     asyncio.run(check())
+    told = f"a worker of counting is lost ({how}): another one plays its episodes again"
+    assert said_by_workers == [told]
 
 
 @pytest.mark.parametrize(

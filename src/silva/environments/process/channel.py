@@ -13,8 +13,10 @@ from silva.aio import received
 from silva.environments.process.variables import variables
 from silva.environments.process.worker import LENGTH, frame
 from silva.protocols import WorkerSpec
+from silva.signals import is_stopped
 
 LARGEST = 1 << 28  # bytes of an answer
+LOOK = 0.5  # seconds between two looks whether somebody has stopped it (SIGSTOP)
 LAST = 2.0  # seconds that a process without a channel has to end by itself
 
 
@@ -33,6 +35,7 @@ class WorkerProcess:
                 env=variables(spec.variables),
             )
         self._end = weakref.finalize(self, _end, self._process, self._channel)
+        self._stopped = False
 
     async def ready(self) -> bytes:
         return await self._answer(b"")
@@ -44,14 +47,31 @@ class WorkerProcess:
         self._end()
 
     async def _answer(self, sent: bytes) -> bytes:
+        loop = asyncio.get_running_loop()
+        self._look_again(loop)
         try:
-            await asyncio.get_running_loop().sock_sendall(self._channel, sent)
+            await loop.sock_sendall(self._channel, sent)
             size = int.from_bytes(await received(self._channel, LENGTH), "little")
             if size > LARGEST:  # worker.py writes no such size: other code uses its channel
                 raise EOFError
             return await received(self._channel, size)
         except (OSError, EOFError) as error:
             raise EOFError(await self._status()) from error
+        finally:
+            self._timer.cancel()
+
+    def _look_again(self, loop: asyncio.AbstractEventLoop, before: bool = False) -> None:
+        self._timer = loop.call_later(LOOK, self._look, loop, before)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, before: bool) -> None:
+        """End a process that would never answer. One look is not enough: a run that is continued after
+        Ctrl-Z may look before its workers are continued."""
+        stopped = is_stopped(self._process.pid)
+        if stopped and before:
+            self._stopped = True
+            self._process.kill()
+        else:
+            self._look_again(loop, stopped)
 
     async def _status(self) -> str:
         """How it ended. Code of an environment may write to the channel, or close it, and live on."""
@@ -59,7 +79,7 @@ class WorkerProcess:
             async with asyncio.timeout(LAST):
                 while self._process.poll() is None:
                     await asyncio.sleep(0.01)
-                return f"exit status {self._process.returncode}"
+                return "SIGSTOP" if self._stopped else f"exit status {self._process.returncode}"
         return "it gave no answer that can be read, and did not end"
 
 

@@ -5,11 +5,11 @@
 Where the processes are is the host's affair: on this machine (channel.py), or on the nodes of a cluster.
 
 Tasks are drawn here; an episode lives in one worker, which runs one call at a time. Seeds and results are
-those of one process. If a worker dies, another is started, and each of its episodes is played again up to
-where it was when it is called next: what it was called with is kept. An episode whose call kills two
-workers gets a fault. A call that is cancelled (`rollout.limits.timeout`) ends its worker, as nothing else
-ends code that does not return. A worker has no keys of the run (variables.py), but it is no sandbox: it may
-do what the user may.
+those of one process. If a worker dies or is stopped (SIGSTOP), another is started, and each of its episodes
+is played again up to where it was when it is called next: what it was called with is kept. An episode whose
+call kills two workers gets a fault. A call that is cancelled (`rollout.limits.timeout`) ends its worker, as
+nothing else ends code that does not return. A worker has no keys of the run (variables.py), but it is no
+sandbox: it may do what the user may.
 """
 
 from __future__ import annotations
@@ -40,12 +40,19 @@ class Workers:
     Args:
         start: starts one of them.
         first: the number of the first one, among all of the run.
+        say: takes what people should know.
 
     Raises:
         ConfigError: the settings have no `type`, so that another process cannot find their class.
     """
 
-    def __init__(self, settings: EnvironmentSettings, start: Start = WorkerProcess, first: int = 0) -> None:
+    def __init__(
+        self,
+        settings: EnvironmentSettings,
+        start: Start = WorkerProcess,
+        first: int = 0,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
         if not settings.type:
             raise ConfigError(f"environment {settings.label}: workers need its `type`, got none")
         self.inner: TaskSet = settings.taskset()
@@ -54,7 +61,11 @@ class Workers:
         self.only_held_out: bool = getattr(self.inner, "only_held_out", False)
         given = settings.type, settings.model_dump_json(), named(settings)
         specs = [WorkerSpec(first + i, *given) for i in range(settings.workers)]
-        self._workers = [_Worker(spec, start) for spec in specs]
+
+        def lost(status: str) -> None:
+            say(f"a worker of {settings.label} is lost ({status}): another one plays its episodes again")
+
+        self._workers = [_Worker(spec, start, lost) for spec in specs]
         self._numbers = itertools.count()
         self._proxy: type[_Proxy] | None = None
 
@@ -84,8 +95,8 @@ class _Worker:
         status: how it ended when it last died.
     """
 
-    def __init__(self, spec: WorkerSpec, start: Start) -> None:
-        self._spec, self._start = spec, start
+    def __init__(self, spec: WorkerSpec, start: Start, lost: Callable[[str], None]) -> None:
+        self._spec, self._start, self._lost = spec, start, lost
         self.generation = self.episodes = 0
         self.starting, self.status = False, "it was never started"
         self._lock = asyncio.Lock()
@@ -121,6 +132,7 @@ class _Worker:
         except EOFError as error:
             self.status = str(error)
             self.stop()
+            self._lost(self.status)
             raise
         except BaseException:  # cancelled, say: what it would answer later is of no use to anybody
             self.stop()
