@@ -29,7 +29,7 @@ from silva.ports import FILES, use_files
 from silva.run import Run
 from silva.storage.layout import Layout
 
-SEEDS = 500  # a minute of one core; a change of the loop deserves more: make simulate
+SEEDS = 2000  # three minutes of one core; a change of the loop deserves more: make simulate
 KINDS = {"busy", "cut", "die", "disk", "error", "garbage", "gateway", "gone", "kill", "late", "lie", "lost",
          "never", "null", "other", "power", "rot", "signal", "stop", "trainer raises", "twice"}  # fmt: skip
 
@@ -86,6 +86,24 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
         tmp_path_factory.mktemp("simulated") / "run",
         lambda c: c.rollout.max_async_level == 1 and c.steps == 3 and c.algorithm.replay is None,
     )
+
+
+@pytest.mark.parametrize("wrong", ["a row twice", "an epoch again", "a step without a row"])
+def test_supervised_training_that_repeats_or_leaves_out_rows_is_found(tmp_path: Path, wrong: str) -> None:
+    run, level = played(tmp_path / "run", lambda c: c.data is not None and c.data.epochs == 1)
+    assert check(run, level, finished=True) == []
+    (path,) = (run / "weights").glob("step_*/model.safetensors")
+    policy = json.loads(path.read_bytes())
+    first, *_, last = policy["updates"]
+    if wrong == "a row twice":
+        last["rows"][0] = first["rows"][0]
+    elif wrong == "an epoch again":
+        policy["updates"] *= 2
+    else:
+        first["rows"] = []
+    path.write_text(json.dumps(policy))
+    problems = check(run, level, finished=True)
+    assert any("times" in problem or "updates of" in problem for problem in problems)
 
 
 def write(path: Path, lines: list[dict[str, Any]]) -> None:

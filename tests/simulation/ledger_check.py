@@ -1,5 +1,7 @@
 """An independent reader of a run's folder, written from docs/files.md: is every group trained exactly once?
 
+Of supervised training, whose ledger has no groups: is every row trained once an epoch?
+
 It shares no code with silva.storage: what that writes and reads wrongly in the same way is found here.
 """
 
@@ -49,7 +51,9 @@ def check(run: Path, level: int, *, finished: bool) -> list[str]:
         return [str(error)]
     book = _Book(level)
     problems = [problem for line in lasting(lines) for problem in book.take(line)]
-    if finished:
+    if finished and "data" in config_of(run):
+        problems += _epochs(run)
+    elif finished:
         problems += book.left()
         problems += _metrics(run, book)
         problems += _lineage(run, book)
@@ -183,10 +187,9 @@ class _Book:
 def _metrics(run: Path, book: _Book) -> list[str]:
     """Counts in metrics.jsonl and summary.json against the ledger."""
     rows = _rows(run)
-    config = json.loads((run / "config.json").read_bytes())
-    if [row["step"] for row in rows] != list(range(config["steps"] + 1)):
-        return [f"metrics.jsonl has steps {[row['step'] for row in rows]}, expected 0 to {config['steps']}"]
-    problems = []
+    problems = _steps(rows, 0, config_of(run)["steps"])
+    if problems:
+        return problems
     for row in rows[1:]:
         step = row["step"]
         groups = [group for group, meant in book.step_of.items() if meant == step]
@@ -222,10 +225,44 @@ def _lineage(run: Path, book: _Book) -> list[str]:
             problems.append(
                 f"update {place}: the weights were trained on {got['groups']}, the ledger has {groups}"
             )
+    return problems + _tokens(run, updates)
+
+
+def _epochs(run: Path) -> list[str]:
+    """Supervised training: each row once an epoch, whatever befell the run."""
+    data, updates, rows = config_of(run)["data"], _policy(run)["updates"], _rows(run)
+    dialogues = sum(len(source["rows"]) for source in data["sources"])
+    batch, epochs = data["dialogues_per_step"], int(data["epochs"])
+    count = dialogues * epochs // batch
+    problems = _steps([row for row in rows if row["step"]], 1, count)
+    if [len(update["rows"]) for update in updates] != [batch] * count:
+        problems.append(f"the weights have updates of {[len(u['rows']) for u in updates]} rows, "
+                        f"expected {count} of {batch}")  # fmt: skip
+    for epoch in range(epochs):
+        per_epoch = dialogues // batch
+        seen = Counter(row for u in updates[epoch * per_epoch : (epoch + 1) * per_epoch] for row in u["rows"])
+        if len(seen) != dialogues or {*seen.values()} != {1}:
+            problems.append(f"epoch {epoch}: its {dialogues} rows were trained {sorted(seen.values())} times")
+    return problems + _tokens(run, updates)
+
+
+def _steps(rows: Sequence[Mapping[str, Any]], first: int, last: int) -> list[str]:
+    found = [row["step"] for row in rows]
+    if found == list(range(first, last + 1)):
+        return []
+    return [f"metrics.jsonl has steps {found}, expected {first} to {last}"]
+
+
+def _tokens(run: Path, updates: Sequence[Mapping[str, Any]]) -> list[str]:
     summary, total = json.loads((run / "summary.json").read_bytes()), sum(u["tokens"] for u in updates)
-    if summary["tokens_trained"] != total:
-        problems.append(f"summary.json: {summary['tokens_trained']} trained tokens, the trainer saw {total}")
-    return problems
+    if summary["tokens_trained"] == total:
+        return []
+    return [f"summary.json: {summary['tokens_trained']} trained tokens, the trainer saw {total}"]
+
+
+def config_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "config.json").read_bytes())
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _policy(run: Path) -> dict[str, Any]:

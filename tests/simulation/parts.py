@@ -126,7 +126,7 @@ class Trained:
     """A trainer whose weights are a digest of what it was trained on.
 
     Attributes:
-        updates: the groups of each optimizer step so far; part of what is saved.
+        updates: groups and contents of the rows of each optimizer step so far; part of what is saved.
     """
 
     def __init__(
@@ -162,7 +162,9 @@ class Trained:
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
         await self._works("optim_step")
         groups = list(dict.fromkeys(group for group, *_ in self._pending))
-        self.updates.append({"groups": groups, "tokens": sum(n for *_, n in self._pending)})
+        rows = sorted(content for _, content, _ in self._pending)
+        tokens = sum(n for *_, n in self._pending)
+        self.updates.append({"groups": groups, "rows": rows, "tokens": tokens})
         self.weights = digest(self.weights, sorted(self._pending), policy.lr)
         self._pending = []
         return {"lr": policy.lr, "grad_norm": number(self.weights), "nonfinite": 0.0}

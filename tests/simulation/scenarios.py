@@ -15,7 +15,8 @@ from silva.commands.common import as_resolved
 from silva.config.load import Resolved
 from silva.ports import CRASH_POINTS
 
-FAMILIES = 48
+FAMILIES = 56
+SUPERVISED = 8  # of them, the last ones: `silva sft`
 SERVERS = 3  # at most
 TRAINER = "unix:/simulated/trainer"
 INFERENCE = tuple(f"unix:/simulated/inference-{i}" for i in range(SERVERS))
@@ -39,7 +40,7 @@ def resolved(family: int, runs: Path) -> Resolved:
         algorithm["oversample"] = rng.choice((1.0, 1.0, 1.5))
         if rng.random() < 0.2:
             algorithm["replay"] = {"groups": 2, "max_staleness": 3}
-    return as_resolved({
+    values: dict[str, Any] = {
         "name": "run", "output_dir": str(runs), "seed": family, "steps": rng.choice((2, 2, 2, 3)),
         "model": {"type": "tiny", "layers": 1, "width": 32, "heads": 2, "kv_heads": 1},
         "environments": worlds,
@@ -58,7 +59,20 @@ def resolved(family: int, runs: Path) -> Resolved:
                        "rollouts": rng.random() < 0.06},
         "placement": {"type": "services", "trainer": TRAINER, "patience": PATIENCE, "timeout": 12.0,
                       "inference": INFERENCE[: rng.choice((1, 1, 2, 3))]},
-    })  # fmt: skip
+    }  # fmt: skip
+    if family >= FAMILIES - SUPERVISED:
+        values |= _supervised(rng, worlds)
+    return as_resolved(values)
+
+
+def _supervised(rng: Random, worlds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whole epochs of a few dialogues in whole batches; half of these runs play no environment."""
+    rows = [{"messages": [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": reply}]}
+            for number, reply in enumerate(("a", "b", "ab", "ba", "aab", "abb"))]  # fmt: skip
+    data = {"sources": [{"rows": rows}], "epochs": rng.choice((1, 2)),
+            "dialogues_per_step": rng.choice((2, 3))}  # fmt: skip
+    return {"data": data, "environments": rng.choice((worlds, [])), "algorithm": {"type": "grpo"},
+            "rollout": {"redo": 1, "max_failed": 1.0}, "trainer": {}}  # fmt: skip
 
 
 @dataclass(frozen=True)

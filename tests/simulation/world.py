@@ -2,8 +2,9 @@
 
     plans ──> life 1: silva rl ──> killed, interrupted, a named error ──> life 2: --resume ──> ... ──> through
 
-Every life calls `silva.commands.train.train`, unchanged. Faults end after a few lives, and then the run must
-come to its end, or fail by a name that the undisturbed run of the same configuration has too.
+Every life calls `silva.commands.train.train` or, of some configurations, `silva.commands.sft.supervise`, both
+unchanged. Faults end after a few lives, and then the run must come to its end, or fail by a name that the
+undisturbed run of the same configuration has too.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from tests.simulation.parts import Sampler, Trained, inference, training
 from tests.simulation.scenarios import FAMILIES, QUIET, TRAINER, Blow, Plan, plans, resolved
 
 import silva.assembly
+import silva.commands.outcome
+import silva.commands.sft
 import silva.commands.train
 import silva.engines.remote.engine
 import silva.monitoring.run_log
@@ -52,7 +55,9 @@ MOST_LIVES = 12
 BURST = 5.0
 """Virtual seconds of a life in which the network is bad. If it stayed so, it would wake up what hangs."""
 LIMIT = 60
-"""Real seconds of a seed: code that never comes back to the loop is a hang, too."""
+"""Seconds that a seed may compute: code that never comes back to the loop is a hang, too."""
+ASLEEP = 900
+"""Real seconds of a seed, which may wait for a core: code that sleeps for ever is one as well."""
 Show = Callable[[str], None]
 
 
@@ -83,7 +88,7 @@ def simulate(seed: int, root: Path, show: Show = lambda line: None) -> Verdict:
     rng = Random(seed)
     family = rng.randrange(FAMILIES)
     simulation = Simulation(seed, family, rng, root, show)
-    with _without_collections(), _in_real_time(LIMIT):
+    with _without_collections(), _in_real_time():
         verdict = simulation.play()
     if not verdict.problems and simulation.repeats:
         expected = reference(family, root)
@@ -127,7 +132,7 @@ class Simulation:
         self.plans: Sequence[Plan] = plans(rng, 1 + len(config.placement.inference))
         self.plan, self.life, self.killed, self.power = QUIET, 0, False, False
         self.operations, self.failing, self.reached = 0, 0, Counter[str]()
-        self.no_replies, self.began = 0, 0.0
+        self.no_replies, self.began, self.begun = 0, 0.0, False
         self.loop = SimulatedLoop()
         self.loop.pause = lambda: rng.uniform(0.0, 0.01)
         self.disk = SimulatedDisk(root, self._disk_step)
@@ -201,7 +206,10 @@ class Simulation:
         inside.run(PROCESS.set, ORCHESTRATOR)
         try:
             console: Any = SimpleNamespace(print=lambda text, **how: self.say(text))
-            inside.run(silva.commands.train.train, self.resolved, **self._flags(), console=console)
+            if self.resolved.config.data:
+                inside.run(silva.commands.sft.supervise, self.resolved, **self._flags())
+            else:
+                inside.run(silva.commands.train.train, self.resolved, **self._flags(), console=console)
             return "through"
         except (SilvaError, Interrupted, KeyboardInterrupt) as error:
             if self.killed:
@@ -243,8 +251,11 @@ class Simulation:
         ]
         ledger = self.run / "ledger.jsonl"
         played = ledger.exists() and b'"event": "sealed"' in ledger.read_bytes()
-        begun = self._is_mine() and (played or any(self.run.glob("checkpoints/step_*")))
-        if begun or not lost:
+        metrics = self.run / "metrics.jsonl"
+        trained = metrics.exists() and b'"step": 1' in metrics.read_bytes()
+        if self._is_mine() and (played or trained or any(self.run.glob("checkpoints/step_*"))):
+            self.begun = True  # also if a supervised run without a checkpoint begins again
+        if self.begun or not lost:
             return []
         return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
 
@@ -400,7 +411,7 @@ class Simulation:
 
     def _trains(self, samples: Sequence[Sample], version: int) -> None:
         """The trainer is asked for an update: does the disk know, and are the rows fresh?"""
-        if WOKEN.get():
+        if WOKEN.get() or self.resolved.config.data:
             return  # of a run that has given this trainer up; nothing comes of it
         wanted = {sample.group for sample in samples}
         ledger = self.run / "ledger.jsonl"
@@ -431,6 +442,9 @@ class Simulation:
             self.no_replies += 1
             return made(words, error)
 
+        def told(text: str, console: Any = None) -> None:
+            self.say(text)
+
         def connected(peer: Peer) -> Any:
             return self.network.client(peer.address)
 
@@ -446,6 +460,7 @@ class Simulation:
                 (silva.monitoring.run_log, "version", lambda: silva.__version__),
                 (silva.assembly, "load_tokenizer", _once(silva.assembly.load_tokenizer, "tiny")),
                 (silva.assembly, "Renderer", _once(silva.assembly.Renderer, "tiny")),
+                *((module, "say", told) for module in (silva.run, silva.commands.outcome)),
                 (silva.run, "to_toml", _once(silva.run.to_toml, id(self.resolved))),
                 (silva.run, "input_files", _once(silva.run.input_files, id(self.resolved))),
                 (silva.engines.remote.engine, "_failed", failed),
@@ -470,16 +485,21 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def _in_real_time(seconds: int) -> Iterator[None]:
+def _in_real_time() -> Iterator[None]:
     def late(number: int, frame: Any) -> None:
-        raise Hang(f"no end within {seconds} real seconds\n" + "".join(traceback.format_stack(frame)))
+        end = f"{LIMIT} seconds of computing" if number == signal.SIGPROF else f"{ASLEEP} real seconds"
+        raise Hang(f"no end within {end}\n" + "".join(traceback.format_stack(frame)))
 
-    before, left = signal.signal(signal.SIGALRM, late), signal.alarm(seconds)
+    before = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
+    left = signal.alarm(ASLEEP)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(left)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _played = 0  # seeds of this process
