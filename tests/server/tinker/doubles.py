@@ -66,13 +66,13 @@ class ScriptedRuns:
 
     def save(self, run: str, folder: Path, *, optimizer: bool = True) -> None:
         self.calls.append(("save", run, optimizer))
-        (folder / "weights.json").write_text(json.dumps([self.weights[run], optimizer]))
+        (folder / "weights.json").write_text(json.dumps([self.weights[run], optimizer, self.gradients[run]]))
 
     def load(self, run: str, folder: Path, *, optimizer: bool) -> None:
-        weight, with_optimizer = json.loads((folder / "weights.json").read_text())
+        weight, with_optimizer, gradient = json.loads((folder / "weights.json").read_text())
         if optimizer and not with_optimizer:
             raise CheckpointError(f"{folder}: no moments")
-        self.weights[run], self.gradients[run] = weight, 0.0
+        self.weights[run], self.gradients[run] = weight, gradient if optimizer else 0.0
         self.calls.append(("load", run, optimizer))
 
     def drop(self, run: str) -> None:

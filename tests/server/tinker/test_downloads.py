@@ -103,6 +103,6 @@ def test_the_sdk_downloads_a_checkpoint(client, tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         _download_checkpoint(rest, path, folder, show_progress=False, format="json")
-        assert json.loads((folder / "weights.json").read_text()) == [0.0, False]
+        assert json.loads((folder / "weights.json").read_text()) == [0.0, False, 0.0]
     kinds = {each.checkpoint_type for each in rest.list_user_checkpoints().result().checkpoints}
     assert kinds == {"training", "external"}

@@ -203,6 +203,19 @@ async def test_a_server_goes_on_where_another_was_killed(service: Service):
     assert service.runs.weights[model] == expected and not service.lines
 
 
+async def test_passes_without_a_step_are_not_repeated_for_ever(service: Service, monkeypatch):
+    monkeypatch.setattr(training, "KEEP_EVERY", 1)
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model = await client.model()
+        for seq in range(1, 11):
+            await client.result(await client.passed(model, seq, 2.0))
+    async with service.asked() as http:
+        client.http = http
+        assert (await client.result(await client.step(model, 13)))["metrics"] == {"gradient:mean": 20.0}
+        assert len(service.runs.together) == 10 % 4
+
+
 async def test_models_that_were_not_used_for_long_leave_memory_and_come_back(service: Service, monkeypatch):
     monkeypatch.setattr(training, "LIVE", 1)
     async with service.asked() as http:

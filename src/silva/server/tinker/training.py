@@ -172,6 +172,9 @@ class TrainQueue:
             if head["kind"] in CHANGING:
                 self._live[head["line"]] += 1
         await self._futures.finish(results, lambda db: _done(db, *heads))
+        for head in heads:
+            if self._live.get(head["line"], 0) >= 4 * KEEP_EVERY:  # passes without a step
+                await self._tables.do(await self._kept(await self._revive(head["line"]), head))
 
     async def _passed(self, asked: Sequence[Pass]) -> Sequence[Passed | Exception]:
         try:
