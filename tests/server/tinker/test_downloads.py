@@ -35,7 +35,7 @@ async def test_a_file_is_read_by_its_address_alone(service):
         said = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         assert said.keys() == {"folder", "file", "own", "expires"}  # nothing of the key
         found = await http.get(address, headers=BARE)
-        assert (found.status_code, json.loads(found.content)) == (200, [0.0, False])
+        assert (found.status_code, json.loads(found.content)) == (200, [0.0, False, 0.0])
         assert (await http.get(where, headers=BARE)).status_code == 401
         assert (await http.post(urlsplit(address).path, headers=BARE)).status_code == 401
 
