@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/seeds.py --json seeds.json          about ten minutes
 
 Multi-turn episodes and a small batch for each seed, so that most of the time goes into decoding. Both ways
-run in this process, model already read, one thread; loading, evaluations and the last export count too. The
+run in this process, on one thread; loading the model, evaluations and the last export count too. The
 two ways take turns, and ratios are medians of neighbours. Seconds are those that this process computed, so
 other work on the machine counts little. That the runs are equal, bit for bit, is compared.
 """
@@ -51,6 +51,7 @@ def main() -> int:
             model = f"{folder}/tiny"
             loaded.model.save_pretrained(model)
             loaded.tokenizer.save_pretrained(model)
+        train(_config(given, model, 0, Path(folder) / "first"))  # what a process does once is not counted
         for count in map(int, given.seeds.split(",")):
             times: dict[str, list[float]] = {"together": [], "apart": []}
             for repeat in range(given.repeats):

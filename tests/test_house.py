@@ -43,7 +43,7 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 76_217),
+    "lines of src/silva": (lambda: lines(SOURCE), 76_220),
     "lines of tests": (lambda: lines(ROOT / "tests"), 77_250),
     "lines of the longest file of src/silva": (longest, 409),
     "files of the largest room of src/silva": (most_files, 29),

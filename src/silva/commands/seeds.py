@@ -164,8 +164,8 @@ def train_seeds(
     if failed:
         others = "The others are done; --resume" if done else "--resume"
         raise SilvaError(
-            f"{len(failed)} of {len(runs)} seeds have failed ({', '.join(failed)}), as was said above and in "
-            f"their run.log. {others} goes on with these"
+            f"{len(failed)} of {len(runs)} seeds have failed ({', '.join(failed)}), as was said above. "
+            f"{others} goes on with these"
         )
     return [*done.values()]
 

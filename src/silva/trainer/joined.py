@@ -118,7 +118,10 @@ class JoinedLearners:
             self._step(waiting)
         for asked in together:
             if not asked.answer.done() and asked.begun:
-                asked.answer.set_result(asked.learner.metrics(asked.begun))
+                try:
+                    asked.answer.set_result(asked.learner.metrics(asked.begun))
+                except Exception as error:  # somebody waits for an answer
+                    asked.fail(error)
 
     def _begin(self, asked: _Asked) -> None:
         learner = asked.learner
