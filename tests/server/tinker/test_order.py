@@ -13,7 +13,7 @@ from tests.server.tinker.client import Client
 from tests.server.tinker.conftest import Service
 
 from silva.errors import CheckpointError, ConfigError
-from silva.server.tinker import checkpoints, futures, messages, postgres, training
+from silva.server.tinker import checkpoints, futures, live_models, messages, postgres, training
 from silva.server.tinker.sampling import OwnerTurns
 from silva.server.tinker.tables import Tables
 
@@ -114,7 +114,7 @@ async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Ser
 
 
 async def test_a_full_disk_loses_no_step_and_makes_none_twice(service: Service, monkeypatch):
-    monkeypatch.setattr(training, "KEEP_EVERY", 2)
+    monkeypatch.setattr(live_models, "KEEP_EVERY", 2)
 
     def full(run, folder, *, optimizer=True):
         raise CheckpointError("cannot be written") from SafetensorError("no space left on device")
@@ -181,7 +181,7 @@ async def test_a_server_goes_on_where_another_was_killed(service: Service):
             sent.append(await client.step(model, seq + 2, 0.5))
             seq += 2
         done = [await client.result(each) for each in sent]
-        assert sum(call[0] == "save" for call in service.runs.calls) == 50 // training.KEEP_EVERY
+        assert sum(call[0] == "save" for call in service.runs.calls) == 50 // live_models.KEEP_EVERY
         service.runs.hold.clear()
         waits = [await client.passed(model, seq + 1, values[25]), await client.step(model, seq + 2, 0.5)]
         before = service.runs.weights[model]
@@ -193,7 +193,7 @@ async def test_a_server_goes_on_where_another_was_killed(service: Service):
         loads = [call for call in service.runs.calls if call[0] in ("load", "create")]
         assert [call[0] for call in loads] == ["create", "load"]
         assert (
-            len(service.runs.together) == (50 % training.KEEP_EVERY) // 2 + 1
+            len(service.runs.together) == (50 % live_models.KEEP_EVERY) // 2 + 1
         )  # since the folder, and the new one
         await client.result(await client.passed(model, seq + 3, values[26]))
         await client.result(await client.step(model, seq + 4, 0.5))
@@ -217,7 +217,7 @@ async def test_passes_without_a_step_are_not_repeated_for_ever(service: Service,
 
 
 async def test_models_that_were_not_used_for_long_leave_memory_and_come_back(service: Service, monkeypatch):
-    monkeypatch.setattr(training, "LIVE", 1)
+    monkeypatch.setattr(live_models, "LIVE", 1)
     async with service.asked() as http:
         client = await Client(http).begin()
         one, other = await client.model(0), await client.model(1)
@@ -411,7 +411,7 @@ async def test_runs_of_all_weights_take_turns_in_memory(service: Service):
         one, other, lora = [await client.model(n, rank=rank) for n, rank in enumerate((0, 0, 4))]
         service.runs.hold.clear()
         asked = [await client.passed(lora, 1)]
-        for seq in range(1, 2 * training.KEEP_EVERY + 1, 2):
+        for seq in range(1, 2 * live_models.KEEP_EVERY + 1, 2):
             for model in (one, other):
                 asked += [await client.passed(model, seq, 2.0), await client.step(model, seq + 1)]
         service.runs.hold.set()
@@ -423,7 +423,7 @@ async def test_runs_of_all_weights_take_turns_in_memory(service: Service):
         made = [name for what, name, *_ in calls if what == "create" and name != lora]
         assert len(made) <= 2 + 4
         steps = [name for what, name, *_ in calls if what == "optim_step"]
-        assert steps.count(one) == steps.count(other) == training.KEEP_EVERY
+        assert steps.count(one) == steps.count(other) == live_models.KEEP_EVERY
         found = [
             (await client.result(await client.passed(model, 33, 0.0)))["loss:sum"] for model in (one, other)
         ]

@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 from silva.errors import SilvaError
 from silva.server.ranks import Answer, SharedCalls
-from silva.server.tinker.training import Runs
+from silva.server.tinker.live_models import Runs
 from silva.trainer.tenants import AdamParams, Pass, Passed
 from silva.wire import codec
 

@@ -20,11 +20,12 @@ from silva.server.tinker import checkpoints
 from silva.server.tinker.downloads import TinkerDownloads
 from silva.server.tinker.futures import Futures
 from silva.server.tinker.listings import TinkerListings
+from silva.server.tinker.live_models import Runs
 from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.routes import ServedModel, TinkerRoutes, routed
 from silva.server.tinker.sampling import SampleQueue, Sampler
 from silva.server.tinker.tables import Tables
-from silva.server.tinker.training import Runs, TrainQueue
+from silva.server.tinker.training import TrainQueue
 from silva.wire.guard import Application
 
 MAX_BODY = 64 << 20
