@@ -28,8 +28,7 @@ def test_runs_of_several_clients_have_the_weights_that_they_would_have_alone(alo
     assert first.keys() == {"adapter_model.safetensors", "optimizer.safetensors"}
     assert all(first[name] != second[name] for name in first)
     faults = [Fault("server", 1, 3), Fault("client", 3, 10), Fault("both", 1, 17)]
-    found, hit = chaos_tinker.together(tmp_path / "server", faults)
-    assert hit == 3
+    found = chaos_tinker.together(tmp_path / "server", faults)
     assert {seed: files == alone[seed] for seed, files in found.items()} == dict.fromkeys(alone, True)
     log = (tmp_path / "server" / "log").read_text()
     assert log.count("listening at") == 3 and "Error" not in log

@@ -146,8 +146,8 @@ class TrainQueue:
                 self._live.changed(head["line"])
         await self._futures.finish(results, lambda db: _done(db, *heads))
         for head in heads:
-            if self._live.get(head["line"], 0) >= 4 * KEEP_EVERY:  # passes without a step
-                await self._tables.do(await self._kept(await self._revive(head["line"]), head))
+            if self._live.unsaved(head["line"]) >= 4 * KEEP_EVERY:  # passes without a step
+                await self._tables.do(await self._live.kept(await self._live.revive(head["line"]), head))
 
     async def _alone(self, head: Row) -> None:
         try:
