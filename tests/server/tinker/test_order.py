@@ -204,7 +204,7 @@ async def test_a_server_goes_on_where_another_was_killed(service: Service):
 
 
 async def test_passes_without_a_step_are_not_repeated_for_ever(service: Service, monkeypatch):
-    monkeypatch.setattr(training, "KEEP_EVERY", 1)
+    monkeypatch.setattr(live_models, "KEEP_EVERY", 1)
     async with service.asked() as http:
         client = await Client(http).begin()
         model = await client.model()

@@ -68,9 +68,13 @@ class LiveModels:
         self._full, self._log = full, log
         self._since: dict[str, int] = {}  # requests since the folder of each, the last used one at the end
 
-    def unsaved(self, name: str) -> int:
-        """Requests since its folder that would have to be done again; 0 of one that is not in memory."""
-        return self._since.get(name, 0)
+    def goes_on(self, name: str) -> bool:
+        """Whether it has requests since its folder, which is soon due; if it left memory, they were repeated."""
+        return 0 < self._since.get(name, 0) < 2 * KEEP_EVERY
+
+    def passes_only(self, name: str) -> bool:
+        """Whether no step has come for long, after which its folder would be written."""
+        return self._since.get(name, 0) >= 4 * KEEP_EVERY
 
     def changed(self, name: str) -> None:
         """A request has changed it."""

@@ -32,7 +32,7 @@ from silva.server.tinker.bodies import (
 )
 from silva.server.tinker.checkpoints import EXTERNAL, SAMPLER, TRAINING, found, uri
 from silva.server.tinker.futures import OF_DISK, Change, FutureResult, Futures, failure
-from silva.server.tinker.live_models import KEEP_EVERY, LiveModels, Runs, nothing
+from silva.server.tinker.live_models import LiveModels, Runs, nothing
 from silva.server.tinker.messages import finite, parse_pass, pass_of, passed_bytes
 from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.tables import Row, Tables
@@ -123,7 +123,7 @@ class TrainQueue:
             "WHERE r.finished IS NULL AND r.seq = m.done + 1 ORDER BY m.used"
         )
         full = [head for head in heads if head["rank"] == 0]
-        full.sort(key=lambda head: not 0 < self._live.unsaved(head["line"]) < 2 * KEEP_EVERY)
+        full.sort(key=lambda head: not self._live.goes_on(head["line"]))
         waiting = full[max(self._full, 1) :]
         return [head for head in heads if head not in waiting]
 
@@ -146,7 +146,7 @@ class TrainQueue:
                 self._live.changed(head["line"])
         await self._futures.finish(results, lambda db: _done(db, *heads))
         for head in heads:
-            if self._live.unsaved(head["line"]) >= 4 * KEEP_EVERY:  # passes without a step
+            if self._live.passes_only(head["line"]):
                 await self._tables.do(await self._live.kept(await self._live.revive(head["line"]), head))
 
     async def _alone(self, head: Row) -> None:
