@@ -69,7 +69,7 @@ class LiveModels:
         self._since: dict[str, int] = {}  # requests since the folder of each, the last used one at the end
 
     def goes_on(self, name: str) -> bool:
-        """Whether it has requests since its folder, which is soon due; if it left memory, they were repeated."""
+        """Whether it has requests since its folder, which is soon due; without it they would be repeated."""
         return 0 < self._since.get(name, 0) < 2 * KEEP_EVERY
 
     def passes_only(self, name: str) -> bool:
