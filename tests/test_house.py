@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 76_286),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 77_249),
+    "lines of src/silva": (lambda: lines(SOURCE), 76_367),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 77_313),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 29),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1283),
+    "keys of the configuration outside environments": (keys, 1288),
 }
 
 

@@ -17,7 +17,7 @@ from silva.commands.plan import plan_run
 from silva.config.load import load
 from silva.engines.tinker.engine import TinkerEngine
 from silva.engines.tinker.settings import TinkerEngineSettings
-from silva.errors import CapabilityError, CheckpointError, ConfigError, EngineError
+from silva.errors import CapabilityError, CheckpointError, ConfigError, CostLimit, EngineError
 from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
 from silva.trainer.loss_inputs import weighted_loss
@@ -106,6 +106,49 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     (tmp_path / "tinker.json").write_text('{"path": "tinker://a", "version": 2, "model": "other"}')
     with pytest.raises(CheckpointError, match="weights of other, expected those of base"):
         asyncio.run(made().load(tmp_path))
+
+
+def test_passes_and_samples_have_one_limit_of_costs(rows):
+    """What would exceed it is not sent: 3 passes of these rows cost 3 x 2, and 2 samples (8 + 9) x 0.5."""
+    pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
+    tokens = sum(map(len, rows))
+    prices = {"input_price": 5e5, "output_price": 5e5, "train_price": 2e6 / tokens, "max_cost": 23.0}
+    sent = []
+
+    class Service:
+        def forward_backward(self, data, name, params):
+            sent.append("passed")
+            outputs = [{"logprobs": SimpleNamespace(data=[-1.0] * (len(row) - 1))} for row in rows]
+            found = asyncio.get_running_loop().create_future()
+            found.set_result(SimpleNamespace(loss_fn_outputs=outputs))
+            return found
+
+        async def sample(self, prompt, count, params):
+            sent.append("sampled")
+            found = SimpleNamespace(tokens=[7] * 9, logprobs=[-1.0] * 9, stop_reason="length")
+            return SimpleNamespace(sequences=[found], prompt_cache_hit_tokens=0)
+
+    engine = TinkerEngine(TinkerEngineSettings(**prices), "base", lambda ids: "")
+    engine._known = EngineCapabilities(256, entropies=False, loads=frozenset({"sampler"}))
+    adapter = ServiceAdapter("base", 8, 0, frozenset({"attn"}))
+    trainer = TinkerTrainer(None, adapter, "run", requests=engine.requests)
+    engine._sampler = trainer._client = Service()
+
+    async def play() -> None:
+        for _ in range(2):
+            await trainer.forward_backward(rows, LossSpec("clipped"))
+            await engine.sample([1] * 8, SamplingParams(max_tokens=9, stop_token_ids=(0,)))
+        assert engine.counts()["cost"] == pytest.approx(2 * 2 + 2 * 8.5)
+        await trainer.forward_backward(rows, LossSpec("clipped"))
+        for late in (
+            trainer.forward_backward(rows, LossSpec("clipped")),
+            engine.sample([1] * 8, SamplingParams(max_tokens=9, stop_token_ids=(0,))),
+        ):
+            with pytest.raises(CostLimit, match=r"engine.max_cost = 23 would be exceeded: 23 spent so far"):
+                await late
+
+    asyncio.run(play())
+    assert sent == ["passed", "sampled"] * 2 + ["passed"]
 
 
 BASE = """

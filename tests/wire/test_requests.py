@@ -157,6 +157,16 @@ def test_a_request_that_might_cost_too_much_is_never_sent(clock) -> None:
     assert one.counts.requests == 2
 
 
+def test_a_charge_that_might_cost_too_much_is_refused_and_not_counted() -> None:
+    one = requests(input=1000.0, trained=4000.0, most=1.0)
+    one.charge(Usage(100, 0, trained=200))
+    assert (one.counts.cost, one.counts.trained) == (pytest.approx(0.9), 200)
+    with pytest.raises(CostLimit, match=r"max_cost = 1 would be exceeded: 0.9 spent .* up to 0.2\."):
+        one.charge(Usage(0, 0, trained=50))
+    one.charge(Usage(100, 0))
+    assert one.counts.cost == pytest.approx(1.0)
+
+
 def test_requests_on_their_way_count_with_the_most_they_can_cost(clock) -> None:
     """Two may cost 0.3 each: the third waits until their 0.1 each are known, and the seventh is refused."""
     one = requests(input=1000.0, output=1000.0, most=0.8)

@@ -35,12 +35,12 @@ MAY_CHANGE = frozenset(
         "engine.dead_after",
         "engine.patience",
         "engine.probe_tolerance",
-        # Of chat APIs, which are only evaluated.
         "engine.max_wait",
         "engine.requests_per_minute",
         "engine.input_price",
         "engine.cached_price",
         "engine.output_price",
+        "engine.train_price",
         "engine.max_cost",
         "engine.python",
         "engine.tensor_parallel",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from silva.config.sections import Section
-from silva.wire.requests import key_of
+from silva.config.requests import PaidService
+from silva.config.sections import NotNegative, Section
+from silva.wire.requests import Prices, key_of
 
 
 class EngineSettings(Section):
@@ -43,7 +45,7 @@ class TrainerSettings(Section):
     """Whether those of several seeds can share a base model: they have a `learner` (trainer/joined.py)."""
 
 
-class TinkerService(Section):
+class TinkerService(PaidService):
     """Where the Tinker service is, and who asks it; wire/tinker.py asks."""
 
     url: Annotated[str, Field(pattern=r"^(https?://.+)?$")] = ""
@@ -56,10 +58,17 @@ class TinkerService(Section):
     """Where an evaluation or the training of a run begins, such as tinker://RUN/weights/NAME; "" is the model
     as it is."""
 
+    train_price: NotNegative = 0.0
+    """For a million tokens of a gradient."""
+
     @property
     def key(self) -> str:
         """Raises ConfigError if it is not set."""
         return key_of(self.key_variable, "engine.key_variable")
+
+    @property
+    def prices(self) -> Prices:
+        return replace(super().prices, trained=self.train_price)
 
 
 class PlacementSettings(Section):

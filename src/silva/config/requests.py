@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from silva.config.sections import Above0, Natural, Positive, Section, WebAddress
-from silva.wire.requests import Limits
+from silva.config.sections import Above0, Natural, NotNegative, Positive, Section, WebAddress
+from silva.wire.requests import Limits, Prices
 
 
 class RequestSettings(Section):
@@ -29,6 +29,30 @@ class RequestSettings(Section):
     @property
     def limits(self) -> Limits:
         return Limits(self.retries, self.max_wait, self.max_concurrent, self.requests_per_minute)
+
+
+class PaidService(Section):
+    """What a service of models costs and what it may cost."""
+
+    input_price: NotNegative = 0.0
+    """For a million tokens of input, in any currency."""
+    cached_price: NotNegative | None = None
+    """For a million tokens of input that the service had cached; null: as other input."""
+    output_price: NotNegative = 0.0
+    """For a million tokens of output, thoughts included."""
+    max_cost: Above0 | None = None
+    """The command ends with an error before it costs more, in the currency of the prices."""
+
+    @model_validator(mode="after")
+    def _priced(self) -> Self:
+        if self.max_cost is not None and not (self.input_price or self.output_price):
+            raise ValueError("max_cost needs input_price and output_price")
+        return self
+
+    @property
+    def prices(self) -> Prices:
+        return Prices(self.input_price, self.output_price, self.cached_price, most=self.max_cost,
+                      setting="engine.max_cost")  # fmt: skip
 
 
 class ModelApiSettings(RequestSettings):

@@ -164,7 +164,7 @@ def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, 
 
 
 def engine_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What sharing and drafts did between two `Engine.counts`; nothing where they did nothing.
+    """What sharing and drafts did between two `Engine.counts`, and what it cost; nothing where there is none.
 
     `shared_tokens` is a share of the tokens of replies but their first ones, which prompts give.
     `seconds_saved` is an estimate: the time that steps without drafts would have taken for the same tokens,
@@ -173,6 +173,8 @@ def engine_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> d
     done = {name: max(0.0, after[name] - before.get(name, 0.0)) for name in _COUNTS if name in after}
     decoded, shared = done.get("decode_tokens", 0.0), done.get("shared_tokens", 0.0)
     metrics = {"perf/shared_tokens": shared / decoded} if shared and decoded else {}
+    if "cost" in after:
+        metrics["perf/cost"] = done["cost"]
     if not done.get("drafted_tokens"):
         return metrics
     saved = after["seconds_saved"] - before.get("seconds_saved", 0.0)
@@ -184,7 +186,7 @@ def engine_metrics(before: Mapping[str, float], after: Mapping[str, float]) -> d
     }
 
 
-_COUNTS = ("drafted_tokens", "accepted_tokens", "decode_tokens", "shared_tokens")
+_COUNTS = ("cost", "drafted_tokens", "accepted_tokens", "decode_tokens", "shared_tokens")
 
 
 def peak_memory_bytes() -> int:

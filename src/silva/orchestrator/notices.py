@@ -84,6 +84,7 @@ class Notices:
         self._failures: Counter[str] = Counter()  # errors of training episodes
         self._played = 0
         self._silent = False  # whether a step that taught nothing has been explained
+        self._estimated = False  # whether it has been said what the run may cost
 
     def step(self, batch: Batch, samples: Sequence[Sample]) -> bool:
         """Whether the step taught something. The first one that did not is explained."""
@@ -100,6 +101,17 @@ class Notices:
         for key, whose in (("nonfinite", ""), ("critic/nonfinite", " of the critic")):
             if metrics.get(key):
                 self._warn(f"step {step}: update{whose} skipped, its loss or gradient was not finite")
+
+    def cost(self, step: int, steps: int, metrics: Mapping[str, float]) -> None:
+        """What the steps to come may cost, once."""
+        spent = metrics.get("perf/cost")
+        if spent is None or self._estimated or step == steps:
+            return
+        self._estimated = True
+        self.monitor.message(
+            f"step {step} cost {spent:.4g} by the prices in [engine]: {steps - step} more like it cost about "
+            f"{spent * (steps - step):.4g}, evaluations not counted"
+        )
 
     def end(self) -> None:
         if self._failures:

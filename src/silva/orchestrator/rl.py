@@ -114,6 +114,7 @@ class Loop:
         with p.phases("publish"):
             done.metrics |= await self._publish(step, trained=bool(done.updates))
         done.metrics |= p.idle() | metrics.engine_metrics(before, p.engine.counts())
+        p.notices.cost(step, p.config.steps, done.metrics)
         self._advance(done)
         self.state = await self._end.finish(self.state, interrupt)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -184,7 +184,8 @@ class TinkerTrainerSettings(TrainerSettings):
             )
         name = at.model or name_of(config.model)
         adapter = ServiceAdapter(name, lora.rank, config.seed, frozenset(self.modules))
-        return TinkerTrainer(at, adapter, config.name, say=context.say)
+        engine: Any = context.engine  # one limit of costs for both
+        return TinkerTrainer(at, adapter, config.name, say=context.say, requests=engine.requests)
 
 
 def published(way: Way, loads: frozenset[str], lora: bool) -> Publishes:

@@ -35,6 +35,7 @@ from silva.trainer.policy import TokenLogprobs, trained
 from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.update import Update
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
+from silva.wire.requests import Limits, Requests, Usage
 from silva.wire.tinker import faults, service
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class TinkerTrainer:
     Args:
         run: begins the names of what is saved.
         say: takes what people should know.
+        requests: counts what passes cost; None: they cost nothing.
     """
 
     capabilities = TrainerCapabilities(publishes="sampler", temperatures=False, pipelined=True)
@@ -71,7 +73,9 @@ class TinkerTrainer:
         run: str,
         *,
         say: Callable[[str], None] = lambda text: None,
+        requests: Requests | None = None,
     ) -> None:
+        self._requests = requests or Requests(Limits(retries=0, max_wait=0.0))
         self._settings, self._adapter, self._run, self._say = at, adapter, run, say
         self._service: ServiceClient | None = None
         self._client: TrainingClient | None = None
@@ -96,6 +100,7 @@ class TinkerTrainer:
         if "logprobs" in needs and samples:
             async with self._turn:
                 client = await self._training()
+                self._requests.charge(Usage(_tokens(samples), 0))
                 with faults("score"):
                     sent = client.forward(_data(samples, _weights(samples)), "cross_entropy")
             with faults("score"):
@@ -119,6 +124,8 @@ class TinkerTrainer:
             if not samples:
                 return update.metrics(Mesh())
             client, named = await self._training(), _named(samples, loss)
+            count = _tokens(samples)  # another loss needs a pass more for its log-probabilities
+            self._requests.charge(Usage(0 if named else count, 0, trained=count))
             with faults("train"):
                 if named:
                     name, inputs, params = named
@@ -272,6 +279,7 @@ class TinkerTrainer:
         with faults("score with the base model"):
             if self._base is None:
                 self._base = await self._reached.create_sampling_client(base_model=self._adapter.model)
+            self._requests.charge(Usage(_tokens(samples), 0))
             asked = [
                 self._base.compute_logprobs(tinker.ModelInput.from_ints(sample.tokens.tolist()))
                 for sample in samples
@@ -289,6 +297,10 @@ class _Blamed:
             raise NonFiniteError(
                 f"the loss of {', '.join(trajectories[:4])} is {float(loss)}; nothing was trained with it"
             )
+
+
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.tokens) for sample in samples)
 
 
 def _check(samples: Sequence[Sample]) -> None:

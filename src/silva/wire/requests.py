@@ -48,11 +48,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request as the service counts them. `cached` is part of `input`."""
+    """Tokens of one request as the service counts them. `cached` is part of `input`; `trained` are those of a
+    gradient."""
 
     input: int
     output: int
     cached: int = 0
+    trained: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,20 @@ class Prices:
     input: float = 0.0
     output: float = 0.0
     cached: float | None = None
+    trained: float = 0.0
     most: float | None = None
     setting: str = "max_cost"
+
+    @property
+    def paid(self) -> bool:
+        """Whether anything costs anything."""
+        return bool(self.input or self.output or self.trained)
 
     def of(self, usage: Usage) -> float:
         cached = self.input if self.cached is None else self.cached
         paid = (usage.input - usage.cached) * self.input
-        return (paid + usage.cached * cached + usage.output * self.output) / 1e6
+        paid += usage.cached * cached + usage.output * self.output + usage.trained * self.trained
+        return paid / 1e6
 
 
 class Transient(Exception):
@@ -106,12 +115,14 @@ class Counts:
     input: int = 0
     cached: int = 0
     output: int = 0
+    trained: int = 0
     cost: float = 0.0
     unknown_cost: float = 0.0
 
     def add(self, usage: Usage, cost: float) -> None:
         self.input, self.output = self.input + usage.input, self.output + usage.output
-        self.cached, self.cost = self.cached + usage.cached, self.cost + cost
+        self.cached, self.trained = self.cached + usage.cached, self.trained + usage.trained
+        self.cost += cost
 
 
 class Requests:
@@ -200,19 +211,38 @@ class Requests:
             self.counts.unknown_cost += unknown
             self._settled.set()
 
+    def charge(self, used: Usage) -> None:
+        """Count a request that something else sends, whose tokens are known.
+
+        Raises:
+            CostLimit: it might cost more than is allowed, together with those on their way.
+        """
+        price = self.prices.of(used)
+        if self._exceeds(price):
+            raise self._limit(price)
+        self.counts.requests += 1
+        self.counts.add(used, price)
+
     async def _reserve(self, price: float) -> None:
         """Waits for requests on their way if only they stand against it."""
-        limit, counts = self.prices.most, self.counts
-        while limit is not None and (spent := counts.cost + counts.unknown_cost) + self._held + price > limit:
+        while self._exceeds(price):
             if not self._under_way:
-                raise CostLimit(
-                    f"{self.prices.setting} = {limit:g} would be exceeded: {spent:.4g} spent so far, and the "
-                    f"next request may cost up to {price:.4g}. Raise it, or ask for less (eval.tasks)"
-                )
+                raise self._limit(price)
             self._settled.clear()
             await self._settled.wait()
         self._under_way += 1
         self._held += price
+
+    def _exceeds(self, price: float) -> bool:
+        limit, counts = self.prices.most, self.counts
+        return limit is not None and counts.cost + counts.unknown_cost + self._held + price > limit
+
+    def _limit(self, price: float) -> CostLimit:
+        spent, limit = self.counts.cost + self.counts.unknown_cost + self._held, self.prices.most or 0.0
+        return CostLimit(
+            f"{self.prices.setting} = {limit:g} would be exceeded: {spent:.4g} spent so far, and the "
+            f"next request may cost up to {price:.4g}. Raise it, or ask for less (eval.tasks, steps)"
+        )
 
     async def _pace(self) -> None:
         if not self.limits.per_minute:
@@ -236,7 +266,7 @@ class Requests:
             f"{c.requests} requests ({c.retries} retries, {c.failed} without a reply)",
             f"{c.input} tokens of input ({c.cached} cached), {c.output} of output",
         ]
-        if self.prices.input or self.prices.output:
+        if self.prices.paid:
             unknown = f", and up to {c.unknown_cost:.4g} for requests whose usage is unknown"
             parts.append(f"cost {c.cost:.4g}{unknown if c.unknown_cost else ''}")
         if c.uncounted:

@@ -24,7 +24,7 @@ from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.engines.tinker.engine import TinkerEngine
 from silva.engines.tinker.settings import TinkerEngineSettings
-from silva.errors import ConfigError
+from silva.errors import ConfigError, CostLimit
 from silva.models.loading import load_model, load_tokenizer
 from silva.models.lora_runs import LoraRuns
 from silva.registries import REGISTRIES
@@ -221,7 +221,13 @@ def test_a_run_of_reinforcement_learning_and_what_is_left_of_it(address, tmp_pat
         "name": "lake",
         "steps": 2,
         "model": {"type": "tiny", "lora": {"rank": 4}},
-        "engine": {"type": "tinker", "url": address},
+        "engine": {
+            "type": "tinker",
+            "url": address,
+            "input_price": 1.0,
+            "output_price": 4.0,
+            "train_price": 2.0,
+        },
         "trainer": {"type": "tinker", "optimizer": {"lr": 1e-3}},
         "environments": [
             {"type": "bandit", "style": "compact", "think": False, "answer_tags": False, "eval_size": 8}
@@ -241,9 +247,14 @@ def test_a_run_of_reinforcement_learning_and_what_is_left_of_it(address, tmp_pat
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[-1]["perf/mismatch_max"] < 1e-3
+    assert lines[1]["perf/cost"] > 0
+    assert "1 more like it cost about" in (run / "run.log").read_text()
     kept = json.loads((run / "checkpoints/step_2/trainer/tinker.json").read_text())
     assert kept["path"].startswith("tinker://") and kept["version"] == 2
     assert json.loads((run / "weights/step_2/tinker.json").read_text())["model"] == "tiny"
+    most = lines[1]["perf/cost"] / 2
+    with pytest.raises(CostLimit, match=r"engine.max_cost = .* would be exceeded"):
+        train({**config, "steps": 3, "engine": {**config["engine"], "max_cost": most}}, resume=True)
     train({**config, "steps": 3}, resume=True)
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 3
 

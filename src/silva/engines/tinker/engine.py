@@ -21,6 +21,7 @@ from silva.engines.tinker.settings import TinkerEngineSettings
 from silva.errors import CapabilityError, ConfigError, EngineError, NoReply, PartLost
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
+from silva.wire.requests import Limits, Requests, Usage
 from silva.wire.tinker import faults, service
 from silva.wire.transport import Refused
 
@@ -45,7 +46,7 @@ class TinkerEngine:
         self._service: ServiceClient | None = None
         self._sampler: SamplingClient | None = None
         self._known: EngineCapabilities | None = None
-        self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "sampled_tokens"), 0.0)
+        self.requests = Requests(Limits(retries=0, max_wait=0.0), settings.prices)
         self.version = 0
         self.machine: Mapping[str, Any] = {"service": settings.url or "tinker", "model": model}
         self.notes: Sequence[str] = ()
@@ -95,10 +96,9 @@ class TinkerEngine:
         """
         self.capabilities.check_prompt(tokens)
         asked = self._params(params, self.capabilities.context - len(tokens))
-        version, found = self.version, await self._asked(tokens, asked, "sample")
+        version, found = self.version, await self._asked(tokens, asked, "sample", params.seed)
         (sequence,) = found.sequences
         given, logprobs = tuple(sequence.tokens), tuple(map(float, sequence.logprobs or ()))
-        self._counts["sampled_tokens"] += len(given)
         end = self._first_stop(given, params.stop) if params.stop_token_ids else None
         ids = given[:end]
         unknown = (math.nan,) * len(ids)
@@ -121,7 +121,9 @@ class TinkerEngine:
 
         self.capabilities.check_score(tokens, start)
         version, one = self.version, tinker.SamplingParams(max_tokens=1, temperature=0.0)
-        found = await self._asked(tokens, one, "score", include_prompt_logprobs=True, topk_prompt_logprobs=1)
+        found = await self._asked(
+            tokens, one, "score", 0, include_prompt_logprobs=True, topk_prompt_logprobs=1
+        )
         logprobs = np.asarray(found.prompt_logprobs_np, float)[start:]
         best = [row[0] for row in (found.topk_prompt_logprobs or ())[start:] if row]
         if len(logprobs) != len(tokens) - start or len(best) != len(logprobs):
@@ -149,7 +151,15 @@ class TinkerEngine:
         return 0.0
 
     def counts(self) -> Mapping[str, float]:
-        return dict(self._counts)
+        """Of the trainer at the service too."""
+        counts, prices = self.requests.counts, self.requests.prices
+        cost = {"cost": counts.cost + counts.unknown_cost} if prices.paid else {}
+        return {
+            "prompt_tokens": float(counts.input),
+            "cached_tokens": float(counts.cached),
+            "sampled_tokens": float(counts.output),
+            **cost,
+        }
 
     def _params(self, params: SamplingParams, room: int) -> Any:
         import tinker
@@ -177,19 +187,25 @@ class TinkerEngine:
 
         return bisect_left(range(len(ids)), True, key=complete) if complete(len(ids)) else None
 
-    async def _asked(self, tokens: Sequence[int], params: Any, doing: str, **more: Any) -> Any:
+    async def _asked(self, tokens: Sequence[int], params: Any, doing: str, seed: int, **more: Any) -> Any:
         import tinker
 
         prompt = tinker.ModelInput.from_ints([int(token) for token in tokens])
-        try:
+
+        async def send() -> Any:
             with faults(doing):
                 sampler = await self._current()
-                found = await sampler.sample(prompt, 1, params, **more)
+                return await sampler.sample(prompt, 1, params, **more)
+
+        def used(found: Any) -> Usage:
+            sampled = sum(len(sequence.tokens) for sequence in found.sequences)
+            return Usage(len(tokens), sampled, found.prompt_cache_hit_tokens)
+
+        try:
+            most = Usage(len(tokens), params.max_tokens)
+            return await self.requests.call(send, seed=seed, most=most, usage=used)
         except (Refused, PartLost) as error:  # if the service is gone the trainer's calls say so
             raise NoReply(str(error)) from error
-        self._counts["prompt_tokens"] += len(tokens)
-        self._counts["cached_tokens"] += found.prompt_cache_hit_tokens
-        return found
 
     async def _current(self) -> SamplingClient:
         """The sampler of the version that was loaded last; of what the settings name before."""
