@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.engines.test_vllm import PROMPT, PYTHON, STARTS, furthest, logprobs, serving, tokens_generated
@@ -29,6 +30,8 @@ from silva.trainer.broadcast import Broadcast
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
+from silva.trainer.tenants import Datum, Pass, Passed
+from silva.trainer.tenants.learner import Tenants
 from silva.trainer.transfer import WeightFolders, WeightTransfer
 from silva.types import Completion, SamplingParams
 from silva.wire.transport import Peer
@@ -132,6 +135,29 @@ async def check_adapters(
         loaded.model.load_state_dict(new, strict=False)
 
 
+async def check_folders(engine: HttpEngine, base: Path, folder: Path) -> None:
+    """Runs of the Tinker service: each request names the folder of its adapter, and none is the engine's."""
+    runs = Tenants(load_model(PretrainedModel(name=str(base)), seed=0), LocalTrainerSettings(), head=False)
+    for name in ("one", "other"):
+        runs.create(name, rank=4, alpha=32.0, seed=len(name), attn=True, mlp=True, unembed=False)
+        for parameter in runs.parameters(name).values():
+            parameter.data.add_(0.1 * torch.randn(parameter.shape))
+        runs.save(name, folder / name, optimizer=False)
+    asked = [engine.sample(PROMPT, SamplingParams(24, seed=1), adapter=folder / name) for name in runs.runs]
+    for name, found in zip(runs.runs, await asyncio.gather(*asked), strict=True):
+        tokens = np.array([*PROMPT, *found.tokens])
+        datum = Datum(tokens[:-1], tokens[1:], {"weights": np.ones(len(tokens) - 1)})
+        (passed,) = runs.passes([Pass(name, [datum], "cross_entropy", {}, backward=False)])
+        assert isinstance(passed, Passed)
+        expected = passed.logprobs[0]
+        assert np.abs(found.logprobs - expected[len(PROMPT) - 1 :]).max() < 1e-3
+        scores = await engine.score(tokens, 1, adapter=folder / name, top=3)
+        assert np.abs(scores.logprobs - expected).max() < 1e-3
+        assert [row[0] for row in scores.top] == [
+            *zip(scores.likeliest, scores.likeliest_logprobs, strict=True)
+        ]
+
+
 def test_vllm_gets_whole_models_and_adapters(
     model: Path, tmp_path: Path, compute: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +179,7 @@ def test_vllm_gets_whole_models_and_adapters(
             tiny_tokenizer().save_pretrained(tmp_path / "base")
             adapted = load_model(PretrainedModel(name=str(tmp_path / "base"), lora=LORA), seed=0)
             await check_adapters(engine, adapted, tmp_path / "versions", compute)
+            await check_folders(engine, tmp_path / "base", tmp_path / "runs")
         finally:
             transfer.close()
             await engine.close()
