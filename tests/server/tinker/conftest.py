@@ -111,8 +111,16 @@ def client(listening: Service) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
     with PostgresServer(tmp_path_factory.mktemp("postgres")) as found:
         yield found
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
+def of_each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Service:
+    if request.param == "sqlite":
+        return Service(tmp_path)
+    return Service(tmp_path, request.getfixturevalue("postgres").database())
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,17 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.server.tinker.client import Client
+from tests.server.tinker.conftest import Service
 
 from silva.ports import CLOCK
 
 BARE = {"x-api-key": ""}
+
+
+@pytest.fixture
+def service(of_each_database: Service) -> Service:
+    """Tests of this file that use it are tests of both databases."""
+    return of_each_database
 
 
 async def saved(service, http, name="a"):
@@ -24,6 +31,12 @@ async def saved(service, http, name="a"):
     return client, f"/training_runs/{model}/checkpoints/external_weights/{name}/external_weights_urls"
 
 
+def _text(address):
+    """What it says, in base64."""
+    text = address.rpartition("/")[2].partition(".")[0]
+    return text + "=" * (-len(text) % 4)
+
+
 async def test_a_file_is_read_by_its_address_alone(service):
     async with service.asked() as http:
         _, where = await saved(service, http)
@@ -31,8 +44,7 @@ async def test_a_file_is_read_by_its_address_alone(service):
         assert list(answer["urls"]) == ["weights.json"]
         address = answer["urls"]["weights.json"]
         assert address.startswith("http://localhost/api/v1/files/")
-        text = address.rpartition("/")[2].partition(".")[0]
-        said = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        said = json.loads(base64.urlsafe_b64decode(_text(address)))
         assert said.keys() == {"folder", "file", "own", "expires"}  # nothing of the key
         found = await http.get(address, headers=BARE)
         assert (found.status_code, json.loads(found.content)) == (200, [0.0, False, 0.0])
@@ -61,10 +73,10 @@ async def test_an_address_ends_with_its_hour_and_with_the_checkpoint(service, mo
     async with service.asked() as http:
         client, where = await saved(service, http)
         (address,) = (await http.get(where)).json()["urls"].values()
-        now = CLOCK.time()
-        for later, status in ((3590, 200), (3700, 403)):
+        ends = json.loads(base64.urlsafe_b64decode(_text(address)))["expires"]
+        for now, status in ((ends - 1, 200), (ends, 403)):
             with monkeypatch.context() as patch:
-                patch.setattr(CLOCK.port, "time", lambda later=later: now + later, raising=False)
+                patch.setattr(CLOCK.port, "time", lambda now=now: now, raising=False)
                 assert (await http.get(address)).status_code == status
         model = where.split("/")[2]
         checkpoint = f"/training_runs/{model}/checkpoints/external_weights/a"

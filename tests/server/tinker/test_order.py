@@ -37,13 +37,10 @@ async def test_requests_are_done_in_the_order_of_their_numbers(service: Service)
         assert service.runs.together == [[model]] * 3
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-def service(request, tmp_path):
+@pytest.fixture
+def service(of_each_database: Service) -> Service:
     """Every test of this file is one of both databases."""
-    if request.param == "sqlite":
-        return Service(tmp_path)
-    pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
-    return Service(tmp_path, request.getfixturevalue("postgres").database())
+    return of_each_database
 
 
 @pytest.fixture(autouse=True)

@@ -105,8 +105,8 @@ class TinkerDownloads:
     async def file(self, request: Request, owner: str) -> Any:
         """`owner` is nobody: the address says whether its owner or another key has asked for it."""
         said = self._addresses.read(request.path_params["token"])
-        query = f"SELECT 1 FROM checkpoints WHERE folder = ? AND (public OR ?) AND {LIVE}"
-        row = await self._tables.row(query, said["folder"], said["own"], CLOCK.time())
+        query = f"SELECT 1 FROM checkpoints WHERE folder = ? AND (public = 1 OR ? = 1) AND {LIVE}"
+        row = await self._tables.row(query, said["folder"], int(said["own"]), CLOCK.time())
         path = self._folder / said["folder"] / said["file"]
         if row is None or not path.is_file():
             raise HttpError(
