@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,57 @@ async def test_what_was_done_an_hour_ago_is_forgotten_and_the_file_stops_growing
         await client.result(await client.passed(model, seq + 1, 2.0))
         await client.result(await client.step(model, seq + 2, 0.5))
         assert service.runs.weights[model] == 0.9 * weight + 0.5 * 2.0
+
+
+async def test_what_was_cancelled_is_forgotten_too(service: Service, monkeypatch: pytest.MonkeyPatch):
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        await client.post("/create_sampling_session", session_id=client.session, sampling_session_seq_id=0,
+                          base_model="base")  # fmt: skip
+
+        async def never(*given: object) -> None:
+            await asyncio.Event().wait()
+
+        service.sampler.sample = never  # type: ignore[assignment, method-assign]
+        sent = await client.post(
+            "/asample", sampling_session_id=f"{client.session}:sample:0", seq_id=1, num_samples=1,
+            prompt={"chunks": [{"tokens": [3]}]}, sampling_params={"max_tokens": 1},
+        )  # fmt: skip
+        await client.post("/cancel_future", request_id=sent.json()["request_id"])
+        assert "cancelled" in (await client.result(sent))["error"]
+    monkeypatch.setattr(futures, "KEPT", -1.0)  # a server tidies when it begins
+    async with service.asked() as http:
+        client.http = http
+        asked = {"request_id": sent.json()["request_id"]}
+        while (await client.post("/retrieve_future", **asked)).status_code != 410:
+            pass
+    with sqlite3.connect(service.state / "tinker.sqlite") as db:
+        assert db.execute("SELECT COUNT(*) FROM requests").fetchone() == (0,)
+
+
+async def test_what_waits_for_a_request_that_never_came_ends_with_its_session(service: Service):
+    """Or it would count against the key for ever, and the folder of the model stay."""
+    service.quotas = Quotas(waiting=1)
+    async with service.asked() as http:
+        client = await Client(http).begin()
+        model, whole = await client.model(0), await client.model(1)
+        saved = await client.result(await client.post("/save_weights", model_id=whole, seq_id=1, path="a"))
+        loaded = await client.result(
+            await client.post("/load_weights", model_id=model, seq_id=1, path=saved["path"], optimizer=True)
+        )
+        assert loaded["type"] == "load_weights"
+        waits = await client.passed(model, 3)
+        await client.result(await client.passed(whole, 2))
+        assert len(list((service.state / "weights").iterdir())) == 2
+        await client.post(f"/sessions/{client.session}/finish")
+    async with service.asked() as http:  # a server tidies when it begins
+        client.http = http
+        assert "the session has ended before" in (await client.result(waits))["error"]
+        await until(lambda: len(list((service.state / "weights").iterdir())) == 1, "its folder is gone")
+        other = await Client(http).begin()
+        theirs = await other.model()
+        await other.result(await other.passed(theirs, 1))
+        assert (await other.passed(theirs, 3)).status_code == 200
 
 
 async def test_a_key_has_so_many_models(service: Service):

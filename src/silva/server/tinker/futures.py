@@ -3,7 +3,8 @@
     accept ──> id          the same (line, seq) again gives the same id: whatever was sent twice is done once
     finish ──> result      in one transaction with what it changes
     answer <── id          waits for the result for a while
-    tidy                   an hour later the row goes, unless a model may have to do it again
+    tidy                   an hour later the row goes, unless a model may have to do it again; what waits for
+                           a request that cannot come any more ends
 
 Not here: doing the work (training.py, sampling.py).
 """
@@ -23,6 +24,7 @@ from safetensors import SafetensorError
 
 from silva.errors import SilvaError
 from silva.ports import CLOCK
+from silva.server.tinker.checkpoints import ENDED
 from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.tables import Row, Tables
 from silva.wire.guard import HttpError, fault_of
@@ -161,7 +163,15 @@ class Futures:
 
     async def tidy(self) -> None:
         """Remove what was done an hour ago. A request that a model may have to do again stays, without its
-        result."""
+        result. One that waits for another ends with its session, after which that one cannot come."""
+        lost = await self._tables.rows(
+            "SELECT r.id FROM requests r JOIN models m ON m.id = r.line "
+            f"WHERE r.finished IS NULL AND m.{ENDED} "
+            "AND NOT EXISTS (SELECT 1 FROM requests n WHERE n.line = r.line AND n.seq = m.done + 1)"
+        )
+        if lost:
+            error = failure(HttpError(410, "the session has ended before a request that this one waits for"))
+            await self.finish({row["id"]: error for row in lost})
         before = CLOCK.time() - KEPT
         old = "(SELECT id FROM requests WHERE finished < ? AND {} LIMIT ?)"
         for change in (

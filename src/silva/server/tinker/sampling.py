@@ -136,8 +136,7 @@ class SampleQueue:
         task = self._tasks.get(name)
         if task is not None:
             task.cancel()
-            error = HttpError(400, f"request {name}: cancelled")
-            await self._futures.finish({name: failure(error)})
+            await self._finish(name, failure(HttpError(400, f"request {name}: cancelled")))
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -169,6 +168,10 @@ class SampleQueue:
             if not isinstance(error, SilvaError):
                 self._log(f"tinker: sample: {type(error).__name__}: {error}")
             result = failure(error)
+        await self._finish(name, result)
+
+    async def _finish(self, name: str, result: FutureResult) -> None:
+        """It is never done again."""
         await self._futures.finish(
             {name: result}, lambda db: db.execute("UPDATE requests SET body = NULL WHERE id = ?", (name,))
         )
