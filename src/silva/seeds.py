@@ -49,7 +49,8 @@ class SharedBase:
             "model": config.model.model_copy(update={"lora": None}),
             "engine": engine.model_copy(update=wide),
         }
-        self._parts = Assembly(config.model_copy(update=shared))
+        self._told: list[Callable[[str], None]] = []
+        self._parts = Assembly(config.model_copy(update=shared), say=self._say)
 
     @property
     def model(self) -> LoadedModel:
@@ -81,8 +82,17 @@ class SharedBase:
         say: Callable[[str], None] = lambda text: None,
         stage: Callable[[str], None] = lambda text: None,
     ) -> Iterator[Assembly]:
-        """The parts of one run, as `run.loaded` gives them to a run alone. Its name is its own."""
-        yield _OfRun(self, config, say, stage).load()
+        """The parts of one run, as `run.loaded` gives them to a run alone. Its name is its own. `say` takes
+        what concerns all runs, too."""
+        self._told.append(say)
+        try:
+            yield _OfRun(self, config, say, stage).load()
+        finally:
+            self._told.remove(say)
+
+    def _say(self, text: str) -> None:
+        for say in self._told:
+            say(text)
 
     def close(self, *, wait: bool = True) -> None:
         self._parts.close(wait=wait)

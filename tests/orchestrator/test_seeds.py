@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.test_environments import message
+from tests.environments.process.test_workers import COUNTING
 from tests.runs import Server, differences, end_state, small
 
 from runs import CONFIG
@@ -17,6 +21,7 @@ from silva.commands.seeds import train_seeds
 from silva.config.sections import TinyModel
 from silva.errors import SilvaError
 from silva.models.loading import load_model
+from silva.seeds import SharedBase
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +127,31 @@ def test_a_seed_that_fails_is_told_and_the_others_go_on(
     monkeypatch.undo()
     assert [each.trained for each in train_seeds(runs, resume=True, output=said)] == [True, True]
     assert json.loads((tmp_path / "summary.json").read_text())["seeds"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_what_befalls_a_part_that_runs_share_is_said_to_all(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "world.py").write_text(COUNTING)
+    world = {"type": f"{tmp_path / 'world.py'}:Counting", "workers": 1, "mark": str(tmp_path / "died")}
+    given = {"environments": [world], "model": {"name": str(base), "lora": {"rank": 2}}}
+    configs = [as_resolved(small(tmp_path, name=f"{n}", **given)).config for n in range(3)]
+    said: list[list[str]] = [[], [], []]
+    shared = SharedBase(configs[0], 3)
+
+    async def die() -> None:
+        taskset = shared.tasksets["counting"]
+        world: Any = taskset.environment(taskset.tasks("train")[0])
+        await world.reset()
+        await world.step(message("die once"))
+
+    try:
+        with shared.of_run(configs[2], say=said[2].append):
+            pass
+        with ExitStack() as stack:
+            for config, lines in zip(configs[:2], said[:2], strict=True):
+                stack.enter_context(shared.of_run(config, say=lines.append))
+            asyncio.run(die())
+    finally:
+        shared.close()
+    told = "a worker of counting is lost (exit status -9): another one plays its episodes again"
+    assert said == [[told], [told], []]  # the last one has ended before
