@@ -22,7 +22,7 @@ def test_seeds_are_named_by_numbers_and_ranges() -> None:
     ("text", "why"),
     [
         ("", "got ''"), ("a", "got 'a'"), ("3-", "got '3-'"), ("-1", "got '-1'"), ("4-2", "ends before"),
-        ("1,0-2", "got 1 twice"), ("1.5", "got '1.5'"),
+        ("1,0-2", "got 1 twice"), ("1.5", "got '1.5'"), ("7,0-999999999", "got 1,000,000,001"),
     ],
 )  # fmt: skip
 def test_what_is_no_list_of_seeds_is_told(text: str, why: str) -> None:
@@ -56,3 +56,20 @@ def test_what_seeds_cannot_share_is_refused_before_anything_is_read(
     assert main(arguments) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_summary_of_another_run_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of `--seed 0` alone, under the same name."""
+    (tmp_path / "run.toml").write_text("\n".join(line for line in PARITY.splitlines() if "model" not in line))
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    for name in ("ledger.jsonl", "summary.json"):
+        (tmp_path / "runs/mine" / name).write_text("{}")
+    given = ["--output_dir", str(tmp_path / "runs"), "--name", "mine", "--seeds", "0-1"]
+    assert main(["rl", f"@{tmp_path / 'run.toml'}", *LORA, *given]) == 2
+    assert "runs/mine holds a run already" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "runs/mine").iterdir()) == [
+        "ledger.jsonl",
+        "summary.json",
+    ]

@@ -35,7 +35,7 @@ from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.config.sources import command_line
 from silva.config.tree import typed
-from silva.errors import CapabilityError, ConfigError, SilvaError
+from silva.errors import CapabilityError, ConfigError, RunFolderError, SilvaError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.fall import with_interval
 from silva.monitoring.report_seeds import before_and_after, write_seeds_report
@@ -49,13 +49,14 @@ from silva.storage.run_folder import RunFolder
 from silva.storage.summary import finite
 
 EXPECTED = "numbers such as 0-7 or 0,3,7"
+MOST = 1000  # at once; more are a slip of a finger, and would fill the memory before they are told so
 
 
 def seeds_of(text: str) -> list[int]:
     """Those that `--seeds` names, in its order.
 
     Raises:
-        ConfigError: it is not of the form, or names one twice.
+        ConfigError: it is not of the form, names one twice, or more than MOST.
     """
     found: list[int] = []
     for part in text.split(","):
@@ -64,6 +65,10 @@ def seeds_of(text: str) -> list[int]:
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(f"--seeds {text}: {part.strip()} ends before it begins; expected {EXPECTED}")
+        if len(found) + last - first >= MOST:
+            raise ConfigError(
+                f"--seeds {text}: got {len(found) + last - first + 1:,}, expected at most {MOST:,}"
+            )
         found += range(first, last + 1)
     if twice := [seed for seed in found if found.count(seed) > 1]:
         raise ConfigError(f"--seeds {text}: got {twice[0]} twice, expected each seed once")
@@ -144,6 +149,11 @@ def train_seeds(
     for resolved in runs:
         check(resolved.config)
         check_seeds(resolved.config)
+    folder = Path(runs[0].config.output_dir)
+    if Layout(folder).ledger.exists():
+        raise RunFolderError(
+            f"{folder} holds a run already, and the seeds would replace its summary: choose another --name"
+        )
     consoles = [_console(resolved.config.name, output or sys.stdout) for resolved in runs]
     with ExitStack() as stack:
         folders = [
@@ -160,7 +170,7 @@ def train_seeds(
     done = {r.config.seed: each for r, each in zip(runs, found, strict=True) if isinstance(each, RunOutcome)}
     failed = [f"{resolved.config.seed}" for resolved in runs if resolved.config.seed not in done]
     if done:
-        report(Path(runs[0].config.output_dir), done, failed)
+        report(folder, done, failed)
     if failed:
         others = "The others are done; --resume" if done else "--resume"
         raise SilvaError(
