@@ -73,3 +73,12 @@ def test_the_summary_of_another_run_is_not_replaced(
         "ledger.jsonl",
         "summary.json",
     ]
+
+
+def test_runs_that_go_on_are_found_by_the_name_in_a_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SILVA_NAME", "mine")
+    assert main(["rl", "--seeds", "0-1", "--resume"]) == 2
+    assert "there is no run in runs/mine/seed_0" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import sys
 import traceback
@@ -33,7 +34,7 @@ from silva.commands.train import train_in
 from silva.config.load import Resolved
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
-from silva.config.sources import command_line
+from silva.config.sources import command_line, variables
 from silva.config.tree import typed
 from silva.errors import CapabilityError, ConfigError, RunFolderError, SilvaError
 from silva.evaluation.over_seeds import over_seeds
@@ -121,9 +122,10 @@ def resolved_seeds(given: Given, resolve: Callable[[Given], Resolved]) -> list[R
         ConfigError: `--seeds` is wrong, or what it cannot go with.
     """
     seeds, (files, command) = seeds_of(given.options["--seeds"]), command_line(given.rest)
-    named: dict[Any, Any] = {path[0]: typed(node.value) for path, node in command}
-    if "seed" in named:
+    if any(path == ("seed",) for path, _ in command):
         raise ConfigError("--seeds and --seed: got both, expected one")
+    layers = [*variables(os.environ, tuple(RunConfig.model_fields)), *command]
+    named: dict[Any, Any] = {path[0]: typed(node.value) for path, node in layers}
     if files:  # they may name it
         named |= vars(given.resolve(given.rest).config)
     parent, name = (named.get(key, RunConfig.model_fields[key].default) for key in ("output_dir", "name"))
