@@ -79,8 +79,8 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
 
 def _number(options: Mapping[str, str], flag: str) -> int | None:
     text = options.get(flag)
-    if text is not None and not text.isdecimal():
-        raise ConfigError(f"{flag}: got {text!r}, expected a whole number")
+    if text is not None and not (text.isdecimal() and int(text)):
+        raise ConfigError(f"{flag}: got {text!r}, expected a whole number, 1 or more")
     return None if text is None else int(text)
 
 

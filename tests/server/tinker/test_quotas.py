@@ -177,8 +177,10 @@ async def test_a_key_has_so_many_bytes_of_weights(service: Service):
 
 @pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", "1e3"])
 def test_a_quota_is_a_whole_number(text: str):
-    with pytest.raises(ConfigError, match=text):
-        Quotas(models=_number({"--max-models": text}, "--max-models"))
+    with pytest.raises(ConfigError, match=f"--max-models: got '{text}'"):
+        _number({"--max-models": text}, "--max-models")
+    with pytest.raises(ConfigError, match="got 0, expected 1 or more"):
+        Quotas(models=0)
 
 
 @pytest.mark.slow
