@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -163,9 +164,9 @@ def test_an_actor_that_stops_while_it_is_opened_is_noticed(monkeypatch: pytest.M
     pytest.importorskip("ray", reason="needs Ray: pip install 'silva[ray]'")
     monkeypatch.setattr(placement, "CHECK", 0.001)
 
-    async def noticed(*answers: int) -> bool:
-        work = asyncio.sleep(0.5, "opened")
+    async def noticed(seconds: float, *answers: int) -> bool:
+        work = asyncio.sleep(seconds)  # opening
         return await first(work, placement.first_silence([Answering(n) for n in answers], 0.05)) is None
 
-    assert asyncio.run(noticed(9, 3)) and asyncio.run(noticed(0))
-    assert not asyncio.run(noticed(10_000, 10_000))
+    assert asyncio.run(noticed(math.inf, 9, 3)) and asyncio.run(noticed(math.inf, 0))
+    assert not asyncio.run(noticed(0.5, 10_000, 10_000))

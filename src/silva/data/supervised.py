@@ -34,6 +34,8 @@ LOOKED_AT = 10  # first rows of a source, for the example that is shown
 SHOWN = 600  # characters of an example
 BETWEEN = 200  # of these, for each stretch that is not trained: a long system message would hide what is
 
+HEAVIEST = 1e30  # weight of a row: losses are float32, and sums of them need room
+
 
 @dataclass
 class _Source:
@@ -67,8 +69,8 @@ class _Source:
             return found
         weight = value_at(row, key)
         weight = 0 if weight is None else weight
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise wrong(row, key, "a number from 0 on (data.sources.weigh_by)", weight)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= HEAVIEST:
+            raise wrong(row, key, f"a number from 0 to {HEAVIEST:g} (data.sources.weigh_by)", weight)
         return replace(found, weight=float(weight))
 
     def next(self) -> int:
