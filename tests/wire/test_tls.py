@@ -40,7 +40,7 @@ async def test_those_who_trust_the_certificate_come_in_and_nobody_without_tls(
             async with connected(address.replace("https", "http"), key="k3y") as peer:
                 with pytest.raises(Unreachable):
                     await peer.get("/")
-            async with httpx2.AsyncClient() as client:
+            async with httpx2.AsyncClient(timeout=60) as client:
                 origin = {"authorization": "Bearer k3y", "origin": address}
                 assert (await client.get(address, headers=origin)).status_code == 200
 
