@@ -53,6 +53,27 @@ def test_tables_of_another_version_are_refused(postgres: PostgresServer):
 
 
 @pytest.mark.slow
+async def test_a_server_goes_on_after_a_lost_connection_unless_another_had_the_database(
+    postgres: PostgresServer,
+):
+    """Its models in memory would be others than those of the tables."""
+    import psycopg
+
+    url = postgres.database()
+    one = Tables(url)
+    one._db.close()
+    assert (await one.row("SELECT 1 AS n"))["n"] == 1  # type: ignore[index]
+    one._db.close()
+    other = Tables(url)
+    await other.close()
+    for _ in range(2):
+        with pytest.raises(psycopg.OperationalError, match="another server has used this database"):
+            await one.row("SELECT 1")
+    again = Tables(url)  # it holds no lock
+    await again.close()
+
+
+@pytest.mark.slow
 async def test_a_database_that_is_killed_loses_no_step_and_makes_none_twice(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,11 +2,13 @@
 
 The connection is made again when it is lost; what was asked for meanwhile fails and is asked again by
 clients, as if the server had ended in between. It holds a lock of its database, so that one server at a time
-has it.
+has it. The lock is free while the connection is lost: if another server had the database then, models that
+this one has in memory are not those of the tables, and it asks for nothing more.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -67,12 +69,13 @@ class Postgres:
         except ImportError as error:
             raise CapabilityError(f"--database needs {error.name}: {EXTRA}") from error
         self._psycopg: Any = psycopg
-        self._url = url
+        self._url, self._holder = url, secrets.token_hex(16)
         for name, other in TYPES.items():
             schema = schema.replace(name, other)
         try:
             self._connection: Any = self._connected()
-            self._connection.execute("CREATE TABLE IF NOT EXISTS about (version BIGINT NOT NULL)")
+            for table in ("about (version BIGINT NOT NULL)", "holder (id TEXT NOT NULL)"):
+                self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table}")
             found = self._connection.execute("SELECT version FROM about").fetchone()
             if found is not None and found["version"] != version:
                 raise ConfigError(
@@ -83,6 +86,8 @@ class Postgres:
                     self._connection.execute(statement)
                 if found is None:
                     self._connection.execute("INSERT INTO about (version) VALUES (%s)", (version,))
+                self._connection.execute("DELETE FROM holder")
+                self._connection.execute("INSERT INTO holder (id) VALUES (%s)", (self._holder,))
         except psycopg.Error as error:
             raise ConfigError(f"--database: {one_line(str(error), 500)}") from error
 
@@ -95,13 +100,23 @@ class Postgres:
         if query.startswith("BEGIN"):
             query = "BEGIN"
             if self._connection.closed:
-                self._connection = self._connected()
+                self._connection = self._connected_again()
         # No text here has a NUL but one in a request that is wrong, and PostgreSQL has no place for it.
         safe = [each.replace("\0", "\ufffd") if isinstance(each, str) else each for each in values]
         return self._connection.execute(query.replace("?", "%s"), safe or None)
 
     def close(self) -> None:
         self._connection.close()
+
+    def _connected_again(self) -> Any:
+        connection = self._connected()
+        holder = connection.execute("SELECT id FROM holder").fetchone()
+        if holder["id"] != self._holder:
+            connection.close()
+            raise self._psycopg.OperationalError(
+                "another server has used this database since the connection was lost: start this one again"
+            )
+        return connection
 
     def _connected(self) -> Any:
         psycopg = self._psycopg
