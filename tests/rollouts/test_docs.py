@@ -63,7 +63,7 @@ def test_configurations_of_the_page_on_rollouts_are_valid() -> None:
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
     loaded = [load([], REGISTRIES, values={"environments": [{"type": "bandit"}], **block}, env={}).config
               for block in blocks]  # fmt: skip
-    assert [config.rollout.type for config in loaded] == ["branching", "thoughts", "linear"]
+    assert [config.rollout.type for config in loaded] == ["branching", "thoughts"]
 
 
 class Counts:

@@ -46,6 +46,7 @@ import silva.monitoring.run_log
 import silva.run
 from silva import ports, process
 from silva.errors import CheckpointError, NoSignalError, SilvaError
+from silva.orchestrator import interrupt
 from silva.signals import Interrupted
 from silva.storage import replaced
 from silva.types import Sample
@@ -340,7 +341,7 @@ class Simulation:
         """Only where the loop listens: asyncio's own way with Ctrl-C is not simulated."""
         if self.killed or life != self.life:
             return
-        if getattr(signal.getsignal(signal.SIGTERM), "__name__", "") == "_ask":
+        if signal.getsignal(signal.SIGTERM) is interrupt._heard:
             self.verdict.fired["signal"] += 1
             signal.raise_signal(signal.SIGTERM)
 
