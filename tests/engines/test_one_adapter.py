@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
+from tests import moe
 
 from silva.compute import ComputeThread
-from silva.config.sections import Lora
+from silva.config.sections import Lora, PretrainedModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.one_adapter import OneAdapter
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
-from silva.models.loading import LoadedModel
+from silva.models.loading import LoadedModel, load_model
 from silva.models.lora_runs import LoraRuns, adapters_in
 from silva.protocols import Engine
 from silva.seeds import with_adapters
@@ -73,3 +75,11 @@ def test_adapters_of_other_layers_are_refused(tiny_model: LoadedModel) -> None:
     runs = LoraRuns(with_adapters(tiny_model, Lora(targets=("q_proj",)), seed=0).model, ["lm_head"])
     with pytest.raises(ModelError, match="got an adapter of"):
         runs.adopt("a", mine)
+
+
+def test_adapters_of_experts_are_refused_by_their_key(tmp_path: Path) -> None:
+    experts = load_model(PretrainedModel(name=str(moe.folder(tmp_path / "experts"))), seed=0)
+    with pytest.raises(
+        ModelError, match=r"model\.lora\.targets: got experts \(.*expected linear layers alone"
+    ):
+        adapters_in(with_adapters(experts, Lora(), seed=0).model)

@@ -64,7 +64,10 @@ def adapters_in(model: PreTrainedModel) -> dict[str, LowRank]:
     found = {}
     for name, _, layer in adapted(model):
         if isinstance(layer, ParamWrapper):
-            raise ModelError(f"adapters: got one of experts ({name}), expected linear layers")
+            raise ModelError(
+                f"model.lora.targets: got experts ({name}), which runs on one base cannot adapt; expected "
+                "linear layers alone"
+            )
         (one,) = layer.active_adapters
         a: Any = layer.lora_A[one].weight
         b: Any = layer.lora_B[one].weight
