@@ -32,6 +32,7 @@ from silva.types import (
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 
 class Environment(Protocol):
@@ -261,6 +262,7 @@ class Engine(Protocol):
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # the new tokens and their log-probabilities
+ReadLogits = Callable[["torch.Tensor", int], None]  # [n, V], and the index of the token the first are for
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from silva.models.loading import LoadedModel
 from silva.models.lora_runs import adapters_in, named
-from silva.protocols import Engine, EngineCapabilities, OnTokens
+from silva.protocols import Engine, EngineCapabilities, OnTokens, ReadLogits
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 
@@ -31,7 +31,13 @@ class ManyAdapters(Engine, Protocol):
         adapter: str | None = None,
     ) -> Completion: ...
     async def score(
-        self, tokens: Sequence[int], start: int, *, adapter: str | None = None, top: int = 0
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        adapter: str | None = None,
+        top: int = 0,
+        read: ReadLogits | None = None,
     ) -> TokenScores: ...
 
 

@@ -31,14 +31,14 @@ from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
 from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.request import EngineRequest, EngineStats, ReadLogits, ids
+from silva.engines.local.request import EngineRequest, EngineStats, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
 from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
 from silva.models.loading import LoadedModel, copied
 from silva.models.memory import give_freed_memory_back, is_out_of_memory
 from silva.models.routing import Routing
 from silva.models.snapshots import load_weights
-from silva.protocols import EngineCapabilities, OnTokens
+from silva.protocols import EngineCapabilities, OnTokens, ReadLogits
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 if TYPE_CHECKING:

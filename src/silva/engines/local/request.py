@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +11,13 @@ import numpy as np
 
 from silva.engines.local.kv_cache import CacheRow
 from silva.errors import EngineError
-from silva.protocols import OnTokens
+from silva.protocols import OnTokens, ReadLogits
 from silva.routes import after
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 
 if TYPE_CHECKING:
-    import torch
-
     from silva.engines.local.adapted import StepAdapter
     from silva.engines.local.drafts import Lookahead
-
-ReadLogits = Callable[["torch.Tensor", int], None]
-"""Takes [n, V] logits, and the index of the token that the first of them are for."""
 
 
 @dataclass(eq=False)

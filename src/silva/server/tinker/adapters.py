@@ -8,42 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from safetensors.torch import load_file
 
+from silva.engines.one_adapter import ManyAdapters
 from silva.errors import CapabilityError, CheckpointError
-from silva.server.tinker.places import ReadPlaces
+from silva.protocols import ReadLogits
 from silva.server.tinker.whole_models import WholeModels
 from silva.types import Completion, SamplingParams, TokenScores
 
 PEFT = "base_model.model."  # before every name in a file
 WHOLE = "config.json"  # of a folder of a whole model
 T = TypeVar("T")
-
-
-class AdapterEngine(Protocol):
-    """An engine whose requests name an adapter each."""
-
-    @property
-    def adapters(self) -> Mapping[str, int]: ...
-    async def load_adapter(
-        self, name: str, parameters: Mapping[str, Any], *, scale: float, version: int = 0
-    ) -> None: ...
-    async def sample(
-        self, tokens: Sequence[int], params: SamplingParams, *, session: str = "", adapter: str | None = None
-    ) -> Completion: ...
-    async def score(
-        self,
-        tokens: Sequence[int],
-        start: int,
-        *,
-        adapter: str | None = None,
-        top: int = 0,
-        read: ReadPlaces | None = None,
-    ) -> TokenScores: ...
 
 
 class FolderEngine(Protocol):
@@ -73,7 +52,7 @@ class ServedSampler:
         start: int,
         adapter: Path | None,
         top: int,
-        read: ReadPlaces | None = None,
+        read: ReadLogits | None = None,
     ) -> TokenScores:
         """Raises CapabilityError if whole distributions are asked for, which these servers do not send."""
         if read is not None:
@@ -95,7 +74,7 @@ class FolderSampler:
 
     def __init__(
         self,
-        engine: AdapterEngine,
+        engine: ManyAdapters,
         context: int,
         vocabulary: int,
         ends: Sequence[int],
@@ -116,7 +95,7 @@ class FolderSampler:
         start: int,
         adapter: Path | None,
         top: int,
-        read: ReadPlaces | None = None,
+        read: ReadLogits | None = None,
     ) -> TokenScores:
         if self._whole and adapter and (adapter / WHOLE).exists():
             return await self._whole.ask(

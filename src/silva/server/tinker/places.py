@@ -8,7 +8,7 @@ the prompt's. Row n of both is about token n + 1, for the first one has nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +21,6 @@ from silva.wire.guard import HttpError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-
-
-ReadPlaces = Callable[[torch.Tensor, int], None]
-"""Takes the logits of places as `PromptPlaces.read` does."""
 
 
 class PromptPlaces:

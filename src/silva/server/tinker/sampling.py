@@ -21,11 +21,12 @@ import numpy as np
 from silva.aio import gather
 from silva.errors import SilvaError
 from silva.ports import CLOCK, derive
+from silva.protocols import ReadLogits
 from silva.server.parsing import parse, read
 from silva.server.tinker.bodies import SampleBody
 from silva.server.tinker.futures import FutureResult, Futures, failure
 from silva.server.tinker.messages import Top, sampled_bytes
-from silva.server.tinker.places import PromptPlaces, ReadPlaces
+from silva.server.tinker.places import PromptPlaces
 from silva.server.tinker.tables import Tables
 from silva.types import Completion, SamplingParams, TokenScores
 from silva.wire.guard import HttpError
@@ -50,7 +51,7 @@ class Sampler(Protocol):
         start: int,
         adapter: Path | None,
         top: int,
-        read: ReadPlaces | None = None,
+        read: ReadLogits | None = None,
     ) -> TokenScores: ...
 
 

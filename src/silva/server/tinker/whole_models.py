@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from silva.errors import CheckpointError
 from silva.models.snapshots import weight_folder
-from silva.server.tinker.places import ReadPlaces
+from silva.protocols import ReadLogits
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class WholeEngine(Protocol):
     async def load(self, snapshot: Snapshot) -> None: ...
     async def sample(self, tokens: Any, params: SamplingParams) -> Completion: ...
     async def score(
-        self, tokens: Any, start: int, *, top: int = 0, read: ReadPlaces | None = None
+        self, tokens: Any, start: int, *, top: int = 0, read: ReadLogits | None = None
     ) -> TokenScores: ...
 
 
