@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import gc
 import json
 import os
 import shutil
@@ -22,7 +21,6 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -31,11 +29,13 @@ from unittest import mock
 
 from tests.simulation import loop as loops
 from tests.simulation.disk import SimulatedDisk, emptied, fault
-from tests.simulation.ledger_check import Facts, check, facts_of
+from tests.simulation.held import in_real_time, once, without_collections
+from tests.simulation.ledger_check import check, facts_of
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, Hang, Killed, LoopTime, SimulatedLoop
 from tests.simulation.network import FATES, WOKEN, Network, Node
 from tests.simulation.parts import Sampler, Trained, inference, training
 from tests.simulation.scenarios import FAMILIES, QUIET, TRAINER, Blow, Plan, plans, resolved
+from tests.simulation.verdict import Verdict, differences
 
 import silva.assembly
 import silva.commands.outcome
@@ -55,33 +55,7 @@ from silva.wire.transport import Peer
 MOST_LIVES = 12
 BURST = 5.0
 """Virtual seconds of a life in which the network is bad. If it stayed so, it would wake up what hangs."""
-LIMIT = 60
-"""Seconds that a seed may compute: code that never comes back to the loop is a hang, too."""
-ASLEEP = 900
-"""Real seconds of a seed, which may wait for a core: code that sleeps for ever is one as well."""
 Show = Callable[[str], None]
-
-
-@dataclass
-class Verdict:
-    """What became of a seed.
-
-    Attributes:
-        end: "through", or the name of the error that the run ends with.
-        problems: what must never be; empty if all is well.
-        lives: how each life ended.
-        fired: how often each kind of fault has happened.
-    """
-
-    seed: int
-    end: str = ""
-    problems: list[str] = field(default_factory=list)
-    lives: list[str] = field(default_factory=list)
-    fired: Counter[str] = field(default_factory=Counter)
-    turns: int = 0
-    seconds: float = 0.0
-    compared: bool = False
-    facts: Facts | None = None
 
 
 def simulate(seed: int, root: Path, show: Show = lambda line: None) -> Verdict:
@@ -89,7 +63,7 @@ def simulate(seed: int, root: Path, show: Show = lambda line: None) -> Verdict:
     rng = Random(seed)
     family = rng.randrange(FAMILIES)
     simulation = Simulation(seed, family, rng, root, show)
-    with _without_collections(), _in_real_time():
+    with without_collections(), in_real_time():
         verdict = simulation.play()
     if not verdict.problems and simulation.repeats:
         expected = reference(family, root)
@@ -108,17 +82,6 @@ def reference(family: int, root: Path) -> Verdict:
     )
     simulation.plans = []
     return simulation.play()
-
-
-def differences(verdict: Verdict, expected: Verdict) -> list[str]:
-    if verdict.end != expected.end or verdict.facts is None or expected.facts is None:
-        return [f"ended {verdict.end}, the undisturbed run {expected.end}"]
-    mine, theirs = vars(verdict.facts), vars(expected.facts)
-    return [
-        f"{name}: got {mine[name]}, the undisturbed run has {theirs[name]}"
-        for name in mine
-        if mine[name] != theirs[name]
-    ]
 
 
 class Simulation:
@@ -459,11 +422,11 @@ class Simulation:
                 (ports, "_crash", "simulated"),
                 (ports, "_reach", self._crash_point),
                 (silva.monitoring.run_log, "version", lambda: silva.__version__),
-                (silva.assembly, "load_tokenizer", _once(silva.assembly.load_tokenizer, "tiny")),
-                (silva.assembly, "Renderer", _once(silva.assembly.Renderer, "tiny")),
+                (silva.assembly, "load_tokenizer", once(silva.assembly.load_tokenizer, "tiny")),
+                (silva.assembly, "Renderer", once(silva.assembly.Renderer, "tiny")),
                 *((module, "say", told) for module in (silva.run, silva.commands.outcome)),
-                (silva.run, "to_toml", _once(silva.run.to_toml, id(self.resolved))),
-                (silva.run, "input_files", _once(silva.run.input_files, id(self.resolved))),
+                (silva.run, "to_toml", once(silva.run.to_toml, id(self.resolved))),
+                (silva.run, "input_files", once(silva.run.input_files, id(self.resolved))),
                 (silva.engines.remote.engine, "_failed", failed),
             ):
                 stack.enter_context(mock.patch.object(target, name, new))
@@ -485,44 +448,6 @@ class Simulation:
         asyncio.set_event_loop(None)
 
 
-@contextlib.contextmanager
-def _in_real_time() -> Iterator[None]:
-    def late(number: int, frame: Any) -> None:
-        end = f"{LIMIT} seconds of computing" if number == signal.SIGPROF else f"{ASLEEP} real seconds"
-        raise Hang(f"no end within {end}\n" + "".join(traceback.format_stack(frame)))
-
-    before = {number: signal.signal(number, late) for number in (signal.SIGALRM, signal.SIGPROF)}
-    left = signal.alarm(ASLEEP)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.alarm(left)
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-_played = 0  # seeds of this process
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Python would look through all of torch again and again; what a seed leaves behind is little."""
-    global _played
-    if not _played:
-        gc.collect()
-        gc.freeze()
-    _played += 1
-    if _played % 20 == 0:
-        gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def earlier_run(path: Path) -> dict[str, bytes]:
     """Another run in the folder, which this one is to replace: its files by name."""
     event = b'{"seq": 0, "event": "published", "version": 1'
@@ -533,21 +458,3 @@ def earlier_run(path: Path) -> dict[str, bytes]:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(data)
     return files
-
-
-_MADE: dict[tuple[str, object], Any] = {}
-
-
-def _once(function: Callable[..., Any], key: object) -> Callable[..., Any]:
-    """What takes long and depends on the configuration alone is made once in a process."""
-
-    def made(*arguments: Any, **named: Any) -> Any:
-        place = function.__name__, key
-        if place not in _MADE:
-            _MADE[place] = function(*arguments, **named)
-        return _MADE[place]
-
-    return made
-
-
-__all__ = ["Simulation", "Verdict", "reference", "simulate"]
