@@ -61,6 +61,21 @@ def test_ranks_learn_what_one_process_does(folder: Path, dtype: str) -> None:  #
         if dtype != "bfloat16" or run == "b":
             digests = mesh.gather(hashlib.sha256(weights(ours, run)).hexdigest())
             assert len({*digests}) == 1
+    for run in "ab":  # what is saved, and what goes on from there, changes no bit of what follows
+        ours.save(run, folder / f"{run}0")
+    ended = []
+    for kept in (False, True):
+        for run in "ab":
+            ours.load(run, folder / f"{run}0", optimizer=True)
+            passed(ours.passes([Pass(run, data(30, 5), "ppo", {}, True)]))
+            if kept:
+                ours.save(run, folder / run)
+                if run == "b":
+                    ours.load(run, folder / run, optimizer=True)
+            passed(ours.passes([Pass(run, data(31, 5), "ppo", {}, True)]))
+            ours.optim_step(run, AdamParams(1e-3))
+        ended.append([value.detach().clone() for run in "ab" for value in ours.parameters(run).values()])
+    assert all(torch.equal(one, other) for one, other in zip(*ended, strict=True))
     (folder / "a/run.json").unlink(missing_ok=True)
     mesh.gather("")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -191,9 +191,6 @@ class Tenants:
                 been stepped on.
         """
         mine, mesh = self._get(run), self._mesh
-        if optimizer:
-            mesh.reduce(mine.stepper.parameters)
-            self._leave_to_the_first(mine)
         with mesh.agreed():
             if mesh.rank == 0:
                 folder.save(self.loaded, mine, path, optimizer=optimizer)
@@ -211,12 +208,8 @@ class Tenants:
         with self._mesh.agreed():
             apply = folder.load(self.loaded, mine, path, optimizer=optimizer)
         apply()
-        self._leave_to_the_first(mine)
-
-    def _leave_to_the_first(self, run: TenantRun) -> None:
-        """Of a gradient that every rank has all of: they are added up again."""
-        if self._mesh.rank > 0:
-            run.stepper.drop_gradients()
+        if self._mesh.rank > 0:  # the first one has the gradient
+            mine.stepper.drop_gradients()
 
     def park(self, run: str, path: Path) -> None:
         """Leave an idle run on disk only."""
@@ -331,10 +324,20 @@ class Tenants:
         return {n: p for n, p in layers.items() if (kind(n.rpartition(".lora_")[0]) == "unembed") == of_head}
 
     def _commit(self, work: PassWork) -> None:
+        """Add a pass's gradient to its run's, which the first rank has; its part of it comes from every rank.
+
+        It is added up here and not when it is stepped on, so that a folder that is written in between, and a
+        pass that is done again after that, change no order of sums.
+        """
         parameters = self._get(work.asked.run).stepper.parameters
-        for name in [*work.gradients]:
-            parameter, gradient = parameters[name], work.gradients.pop(name)
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        before = {name: parameter.grad for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.grad = work.gradients.pop(name, None)
+        self._mesh.reduce(parameters)
+        for name, parameter in parameters.items():
+            gradient = parameter.grad if self._mesh.rank == 0 else None
+            so_far = before[name]
+            parameter.grad = so_far if gradient is None else gradient if so_far is None else so_far + gradient
 
 
 def _passed(work: PassWork) -> Passed:

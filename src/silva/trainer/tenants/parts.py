@@ -76,8 +76,7 @@ class RankFound:
 
 
 def share(works: Sequence[PassWork], mesh: Mesh) -> None:
-    """Let every rank know what the others have found: all but gradients, which are added up when they are
-    needed."""
+    """Let every rank know what the others have found: all but gradients."""
     errors = [
         ("", "") if work.error is None else (type(work.error).__name__, str(work.error)) for work in works
     ]
