@@ -25,6 +25,8 @@ def test_means_have_intervals_over_the_seeds() -> None:
 def test_intervals_of_shares_end_at_0_and_1() -> None:
     (row,) = over_seeds([[{"step": 0, "eval/w/success": value}] for value in (0.0, 1.0)])
     assert (row["eval/w/success_ci_low"], row["eval/w/success_ci_high"]) == (0.0, 1.0)
+    (row,) = over_seeds([[{"step": 1, "perf/seconds/train": value}] for value in (0.0, 1.0)])
+    assert row["perf/seconds/train_ci_low"] == 0.0 and row["perf/seconds/train_ci_high"] > 6
 
 
 def test_only_steps_of_all_seeds_count_and_evaluations_are_apart() -> None:

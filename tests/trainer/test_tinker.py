@@ -108,6 +108,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
         asyncio.run(made().load(tmp_path))
 
 
+def test_a_text_of_another_form_is_refused_with_the_form(tmp_path):
+    with pytest.raises(ConfigError, match=r'weights = "v4"\n +expected a string that matches \^\(tinker://'):
+        config(tmp_path, "--engine.weights=v4")
+
+
 def test_passes_and_samples_have_one_limit_of_costs(rows):
     """What would exceed it is not sent: 3 passes of these rows cost 3 x 2, and 2 samples (8 + 9) x 0.5."""
     pytest.importorskip("tinker", reason="needs tinker: pip install tinker")

@@ -125,6 +125,8 @@ def _describe(kind: Any, constraints: list[Any]) -> str:
                   if (bound := getattr(item, name, None)) is not None]  # fmt: skip
         if any(getattr(item, "min_length", None) == 1 for item in constraints):
             bounds.append("that is not empty")
+        patterns = filter(None, [getattr(item, "pattern", None) for item in constraints])
+        bounds += [f"that matches {pattern}" for pattern in patterns]
         return f"{NAMES[origin]} {' and '.join(bounds)}".rstrip()
     if origin is Literal:
         return ("one of " if len(inner) > 1 else "") + ", ".join(show(value) for value in inner)

@@ -20,8 +20,9 @@ def over_seeds(runs: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl of each run -> rows of the same keys, each with its mean over the runs, and
     Student's 95 % interval of it as `<key>_ci_low` and `<key>_ci_high`.
 
-    A step and a key count if all runs have them. Intervals of shares end at 0 and 1. Those of one run's
-    evaluation, which are over its tasks, are left out. Equal values, or those of a single run, have none.
+    A step and a key count if all runs have them. Intervals of shares end at 0 and 1, those of `perf/` at 0.
+    Those of one run's evaluation, which are over its tasks, are left out. Equal values, or those of a single
+    run, have none.
     """
     by_step = [{(row["step"], _evaluated(row)): row for row in rows} for rows in runs]
     made = []
@@ -53,4 +54,6 @@ def _interval(key: str, values: Sequence[float]) -> tuple[float | None, float | 
     if not math.isfinite(low):
         return None, None
     share = key.startswith("success/") or is_share(key.rpartition("/")[2])
-    return (max(low, 0.0), min(high, 1.0)) if share else (low, high)
+    if share or key.startswith("perf/"):
+        low = max(low, 0.0)
+    return low, min(high, 1.0) if share else high

@@ -122,7 +122,8 @@ class Postgres:
         psycopg = self._psycopg
         connection = psycopg.connect(
             self._url, autocommit=True, connect_timeout=CONNECT, row_factory=_rows, application_name="silva",
-            keepalives_idle=CONNECT,
+            keepalives_idle=CONNECT, keepalives_interval=CONNECT, keepalives_count=3,
+            tcp_user_timeout=3000 * CONNECT,
         )  # fmt: skip
         try:
             connection.execute(f"SET lock_timeout = {PATIENCE}")
