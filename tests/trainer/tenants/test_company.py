@@ -168,18 +168,20 @@ def test_a_pass_of_fewer_tokens_than_the_rule_wants_is_filled_up() -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_are_parked_and_come_back_have_the_weights_of_each_alone(tmp_path: Path) -> None:
+def test_runs_that_leave_memory_and_come_back_have_the_weights_of_each_alone(tmp_path: Path) -> None:
     """Also with a gradient that has not been stepped on."""
     learner = tenants()
     train(learner, ALL[:2])
     for step in (2, 3):
         for client in CLIENTS[::2]:
             learner.passes([client.ask(step)])
-            learner.park(client.name, tmp_path / f"{client.name}{step}")
+            learner.save(client.name, tmp_path / f"{client.name}{step}")
+            learner.drop(client.name)
         others = CLIENTS[1::2]
         passed(learner.passes([client.ask(step) for client in others]))
         for client in CLIENTS[::2]:
-            learner.unpark(client.name, tmp_path / f"{client.name}{step}")
+            client.begin(learner)
+            learner.load(client.name, tmp_path / f"{client.name}{step}", optimizer=True)
         for client in CLIENTS:
             learner.optim_step(client.name, client.adam(step))
     for client in CLIENTS:

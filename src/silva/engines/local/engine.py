@@ -219,11 +219,6 @@ class LocalEngine:
             dropped.append(self._adapters.pop(next(iter(self._adapters))))
         await self._forget(dropped)
 
-    async def drop_adapter(self, name: str) -> None:
-        """No request can begin with it any more; those under way go on. Nothing if it is not loaded."""
-        if name in self._adapters:
-            await self._forget([self._adapters.pop(name)])
-
     async def _forget(self, adapters: Sequence[StepAdapter]) -> None:
         def forget() -> None:
             for adapter in adapters:

@@ -21,7 +21,6 @@ from silva.wire.guard import HttpError
 
 TAKES = "application/x-protobuf"
 DATUMS = 1024  # of one request; the SDK cuts its calls there too
-LENGTH = 0  # stop reasons
 DTYPES = {1: np.float32, 2: np.int64, 3: np.int32}
 PACKAGE = "silva_tinker"
 SCHEMA = """

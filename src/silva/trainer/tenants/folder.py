@@ -106,12 +106,6 @@ def model_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors"))
 
 
-def shape_in(folder: Path) -> LoraShape:
-    """Raises CheckpointError if there is no run."""
-    content = _read(folder)
-    return LoraShape(**{name: content[name] for name in LoraShape.__annotations__})
-
-
 def load(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) -> Callable[[], None]:
     """Read what `save` has written.
 

@@ -211,21 +211,6 @@ class Tenants:
         if self._mesh.rank > 0:  # the first one has the gradient
             mine.stepper.drop_gradients()
 
-    def park(self, run: str, path: Path) -> None:
-        """Leave an idle run on disk only."""
-        self.save(run, path)
-        self.drop(run)
-
-    def unpark(self, run: str, path: Path) -> None:
-        """Take a run back into memory; errors as of `load`."""
-        shape = folder.shape_in(path)
-        self.create(run, seed=0, **vars(shape))
-        try:
-            self.load(run, path, optimizer=True)
-        except BaseException:
-            self.drop(run)
-            raise
-
     def parameters(self, run: str) -> Mapping[str, nn.Parameter]:
         """Its adapters, by the names of their layers in the plain model, or all its weights."""
         return self._get(run).stepper.parameters
