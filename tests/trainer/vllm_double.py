@@ -7,18 +7,18 @@ and chunks that end with the tensor that makes them longer than the buffer.
 from __future__ import annotations
 
 import base64
-import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.json_server import serving_json
 
 PATIENCE = timedelta(seconds=5)
 STORES: dict[int, dist.TCPStore] = {}
@@ -191,38 +191,16 @@ class Vllm:
         return {"status": "resumed"}
 
 
-@contextmanager
-def serving(vllm: Vllm) -> Iterator[str]:
+def serving(vllm: Vllm) -> AbstractContextManager[str]:
     """Its address."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])) or b"{}")
-            vllm.keys.add(self.headers.get("authorization", ""))
-            try:
-                status, answer = 200, vllm.answer(self.path, body)
-            except Gone:
-                self.close_connection = True
-                return
-            except Exception as error:
-                status, answer = 500, {"error": {"message": str(error), "type": type(error).__name__}}
-            content = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def answer(path: str, body: Any, headers: Message) -> tuple[int, Any] | None:
+        vllm.keys.add(headers.get("authorization", ""))
+        try:
+            return 200, vllm.answer(path, body or {})
+        except Gone:
+            return None
+        except Exception as error:
+            return 500, {"error": {"message": str(error), "type": type(error).__name__}}
 
-        def do_GET(self) -> None:
-            self.headers["content-length"] = "0"
-            self.do_POST()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return serving_json(answer)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager, ExitStack
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from tests.json_server import serving_json
 from tests.server.running import asking
 from tests.server.tinker.client import Client
 
@@ -82,30 +81,12 @@ class StandIn:
                 "usage": {}}  # fmt: skip
 
 
-@contextmanager
-def serving(stand_in: StandIn) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            found = stand_in.answer(self.path.partition("?")[0], json.loads(body or "null"))
-            content = json.dumps({"detail": "Not Found"} if found is None else found).encode()
-            self.send_response(404 if found is None else 200)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+def serving(stand_in: StandIn) -> AbstractContextManager[str]:
+    def answer(path: str, body: Any, _: Message) -> tuple[int, Any]:
+        found = stand_in.answer(path.partition("?")[0], body)
+        return (404, {"detail": "Not Found"}) if found is None else (200, found)
 
-        do_GET = do_POST
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    return serving_json(answer)
 
 
 def made(folder: Path, url: str, stack: ExitStack, *options: str) -> Any:
