@@ -17,7 +17,6 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from silva.errors import ConfigError
+from silva.scratch import private_folder
 
 PACKAGE = "miniwob>=1.1.0"
 PROGRAM = "chromium"
@@ -34,7 +34,8 @@ OPTIONS = (
     "--disable-extensions", "--disable-background-networking", "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND", "--allow-file-access-from-files", "--remote-debugging-pipe",
 )  # fmt: skip
-# $1: the browser's own folder. Descriptors 3 and 4 are those that --remote-debugging-pipe reads and writes.
+# $1: the browser's own folder, into which it writes until its end. Descriptors 3 and 4 are those that
+# --remote-debugging-pipe reads and writes.
 START = 'd=$1; shift; "$@" 3<&0 4>&1 </dev/null >/dev/null 2>"$d/log"; rm -rf "$d"'
 PATIENCE = 60.0  # seconds for one answer of the browser
 WINDOW = {"width": 500, "height": 320, "deviceScaleFactor": 1, "mobile": False}  # the package's
@@ -117,7 +118,8 @@ class Browser:
             raise ConfigError(
                 f"environment miniwob: no {PROGRAM} on the path: install it, as chromium of Debian"
             )
-        self._folder = folder = tempfile.mkdtemp(prefix="silva-miniwob-")
+        self._held = contextlib.ExitStack()
+        folder = str(self._held.enter_context(private_folder("miniwob")))
         self._process = subprocess.Popen(
             ["sh", "-c", START, "sh", folder, found, *OPTIONS, f"--user-data-dir={folder}"],
             stdin=subprocess.PIPE,
@@ -187,7 +189,7 @@ class Browser:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
         return BrowserGoneError(f"environment miniwob: the browser {how}")
 
 
