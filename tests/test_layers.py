@@ -31,7 +31,7 @@ ROWS = [
     ["rewards"],
     ["environments", "engines", "rollouts", "trainer"],
     ["evaluation", "server", "conversion"],
-    ["orchestrator", "placement", "synthesis"],
+    ["orchestrator", "placement", "synthesis", "viewer"],
     ["registries", "assembly", "process"],
     ["run", "seeds"],
     ["commands"],

@@ -3,6 +3,7 @@
 import asyncio
 import math
 
+import numpy as np
 import pytest
 from tests.orchestrator.test_work import Tasks
 
@@ -10,12 +11,14 @@ from silva.algorithms.filters import DifficultyPools, VarianceFilter
 from silva.algorithms.recipes import Dapo, Grpo, Ppo, StarpoS
 from silva.config.sections import EpisodeLimits
 from silva.errors import NoSignalError
-from silva.orchestrator.buffer import Buffer
+from silva.orchestrator.buffer import Buffer, learned_turns
 from silva.orchestrator.rl import split
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
+from silva.rollouts.samples import trajectory_samples
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.storage.ledger import Ledger, audit, read
+from silva.storage.rollouts import LearnedTurn
 from silva.types import Group, Segment, Trajectory, Turn
 
 VARIED, EQUAL, FAILED, PARTLY, ONE = (0.0, 1.0), (1.0, 1.0), (None, None), (None, 0.0, 1.0), (None, 1.0)
@@ -90,6 +93,26 @@ def test_a_group_that_failed_in_part_trains_on_the_rest(tmp_path):
         ("failed", "redo: step: ValueError: 0"), ("trained", ""), ("trained", "")]  # fmt: skip
     sealed = next(r for r in read(tmp_path / "ledger.jsonl") if r.event == "sealed")
     assert sealed.fields["groups"]["s7g0"]["rewards"] == [None, 0.0, 1.0]
+
+
+def test_the_file_of_rollouts_keeps_what_training_knew_of_each_turn():
+    read, said = Segment("environment", (1, 2)), Segment("policy", (3, 4, 5), (-1.0,) * 3, versions=(0,) * 3)
+    turns = (Turn("a", (read, said), fresh=True), Turn("b", (read, said)))
+    played = Trajectory("x", turns, "terminated", rewards={"score": 1.0})
+    (sample,) = trajectory_samples(played, "g")
+    streams = {"observations": (np.arange(10) == 6).astype(np.float32)}
+    weights = sample.loss_weights * (np.arange(10) != 9)
+    sample = sample.replace(
+        advantages=np.repeat([0.5, -1.0], 5),
+        loss_weights=weights,
+        old_logprobs=np.arange(10.0),
+        streams=streams,
+    )
+    assert learned_turns(sample, played) == [
+        LearnedTurn("a", (0.5,), (1.0,), (2.0, 3.0, 4.0), {"observations": (0.0,)}),
+        LearnedTurn("b", (-1.0,), (1.0, 1.0, 0.0), (7.0, 8.0, 9.0), {"observations": (0, 1, 0, 0, 0)}),
+    ]
+    assert learned_turns(sample.replace(old_logprobs=None), played)[0].logprobs == ()
 
 
 def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 from tests.records import records, same
 
 from silva.errors import RecordError
-from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, write_rollouts
+from silva.storage.rollouts import (
+    ROW_GROUP,
+    LearnedTurn,
+    RolloutRow,
+    read_columns,
+    read_rollouts,
+    write_rollouts,
+)
 from silva.types import Message, Observation, Segment, ToolCall, ToolSpec, Trajectory, Turn
 
 ASSISTANT = Message(
@@ -139,6 +146,38 @@ def test_flat_columns_can_be_queried(tmp_path: Path) -> None:
         table["turns"].type.value_type.field("segments").type.value_type.field("logprobs").type.value_type
         == "double"
     )
+
+
+def test_numbers_of_a_rollout_and_its_text_are_columns(tmp_path: Path) -> None:
+    calls = trajectory(id="x/1", logprobs=(0.5, 1.0, 3.0))
+    silent = trajectory(id="x/2", turns=(), observation=Observation())
+    write_rollouts(tmp_path / "step_3.parquet", [row(trajectory=calls), row(trajectory=silent)])
+    names = ["tool_calls", "entropy", "oldest_version", "text"]
+    call = 'calculator({"expression": "6 * 7", "deep": {"list": [1, null, 2.5]}})'
+    said = ["be brief", "6 * 7", "42", call, "bad JSON", "all"]
+    assert read_columns(tmp_path / "step_3.parquet", names) == [
+        {"tool_calls": 2, "entropy": 1.5, "oldest_version": 0, "text": "\n".join(said)},
+        {"tool_calls": 0, "entropy": None, "oldest_version": None, "text": ""},
+    ]
+
+
+def test_what_training_knew_comes_back(tmp_path: Path) -> None:
+    learned = (
+        LearnedTurn("t0", (0.5,), (1.0, 1.0, 0.0, 1.0), (-0.1, math.nan, -3e-17, -0.2), {"echo": (0.0,) * 6}),
+        LearnedTurn("t1", (0.5,), (1.0,)),
+    )
+    write_rollouts(tmp_path / "step_3.parquet", [row(version=4, learned=learned)])
+    (found,) = read_rollouts(tmp_path / "step_3.parquet")
+    assert same(found, row(version=4, learned=learned))
+
+
+def test_rows_are_found_in_whatever_group_of_the_file_they_are(tmp_path: Path) -> None:
+    path, count = tmp_path / "step_3.parquet", 2 * ROW_GROUP + 7
+    write_rollouts(path, [row(trajectory=trajectory(id=str(i), turns=())) for i in range(count)])
+    wanted = [count - 1, 0, ROW_GROUP, ROW_GROUP - 1, count - 1]
+    assert [each.trajectory.id for each in read_rollouts(path, wanted)] == [str(i) for i in wanted]
+    with pytest.raises((IndexError, RecordError)):
+        read_rollouts(path, [count])
 
 
 def test_a_second_write_adds_and_replaces_by_trajectory_and_status(tmp_path: Path) -> None:

@@ -168,6 +168,18 @@ COMMANDS: dict[str, Command] = {
         words={"PATH": "a run (RUN, RUN@best, RUN@step_200), a model folder, GGUF file or hub id; without "
                        "it, the packaged model"},
     ),
+    "view": Command(
+        "look at runs in a browser: curves, forests, dialogues, tokens",
+        "runs",
+        "silva.commands.view:run",
+        (Option("--port", "listen there, on this machine only (default: any free port)", "PORT", "a number"),
+         Option("--unix", "listen at a Unix socket", "PATH", "a path"),
+         Option("--export", "write a folder that opens from disk, and serve nothing", "DIR", "a new folder")),
+        ("[RUN or FOLDER ...] [--port PORT | --unix PATH]", "[RUN or FOLDER ...] --export DIR"),
+        {"RUN or FOLDER": "folders of runs or evaluations, or with some in them (default runs and evals)"},
+        "Pages follow runs that go on. From another machine: ssh -L 8321:127.0.0.1:8321 HOST, and\n"
+        "--port 8321 there.",
+    ),
     "envs": Command(
         "list, play or check environments",
         "play frozen_lake --size 5",

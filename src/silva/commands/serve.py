@@ -10,14 +10,14 @@ import socket
 import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from silva import process, signals
+from silva import process
 from silva.assembly import Assembly
-from silva.commands.common import here
+from silva.commands.common import here, say, served
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
@@ -25,7 +25,6 @@ from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import below, name_of, resolve
 from silva.models.snapshots import weight_folder
 from silva.models.sources import find, pinned, run_of
-from silva.monitoring.printable import put
 from silva.placement.carrier import die_with_parent
 from silva.protocols import Engine, Trainer
 from silva.registries import REGISTRIES
@@ -334,34 +333,3 @@ def _bring(config: RunConfig, mesh: Mesh) -> None:
         plain = below(config.model)
         if isinstance(plain, PretrainedModel) and int(os.environ.get("LOCAL_RANK", mesh.rank)) == 0:
             resolve(plain.name)
-
-
-def served(app: Any, bind: Any, what: str, beside: AbstractAsyncContextManager[None] = nullcontext()) -> int:
-    """Ctrl-C, SIGTERM and a closed terminal are how a server ends. It does not wait for what computes in a
-    thread, such as an update, and cannot be cut short: nobody gets its result any more.
-
-    Args:
-        beside: is entered while it serves.
-    """
-    from silva.wire.listening import serve
-
-    async def work() -> None:
-        async with beside:
-            await serve(app, bind, ready=lambda address: say(f"{what}: listening at {address}"))
-
-    async def run() -> None:
-        serving = asyncio.ensure_future(work())
-        for number in signals.stop_signals():
-            asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-        try:
-            await serving
-        except asyncio.CancelledError:
-            say(f"{what}: stopped")
-            os._exit(0)
-
-    asyncio.run(run())
-    return 0
-
-
-def say(text: str) -> None:
-    put(text, error=True)

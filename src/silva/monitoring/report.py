@@ -73,6 +73,16 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
     """Everything the page shows, as plain JSON; `problems` names files that could not be read."""
     problems: list[str] = []
     run = Layout(directory)
+    return {
+        **overview(directory, problems),
+        "rollouts": sample_rollouts(run, decode, problems),
+        "forests": sample_forests(run.rollouts, problems),
+    }
+
+
+def overview(directory: Path, problems: list[str]) -> dict[str, Any]:
+    """What the page shows of a run besides rollouts; files that cannot be read are named in `problems`."""
+    run = Layout(directory)
     metrics = _read(run.metrics, read_metrics, problems) or []
     summary = _read(run.summary, read_plain, problems)
     config = _read(run.config_toml, lambda p: p.read_text("utf-8", "replace"), problems) or ""
@@ -87,8 +97,6 @@ def report_data(directory: Path, decode: Decode | None = None) -> dict[str, Any]
         "charts": charts(metrics),
         "lengths": lengths(summary) if evaluation and summary else None,
         "samples": (summary or {}).get("samples_per_task"),
-        "rollouts": sample_rollouts(run, decode, problems),
-        "forests": sample_forests(run.rollouts, problems),
         "config": [config_line(line) for line in config.splitlines()],
         "problems": problems,
     }

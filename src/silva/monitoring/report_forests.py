@@ -20,7 +20,7 @@ from typing import Any
 
 from silva.errors import RecordError
 from silva.monitoring.report_rollouts import cut, spread
-from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in, state_of
+from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in, state_of, work_of
 from silva.types import Message, Turn
 
 FORESTS = 12  # drawn, at most
@@ -55,7 +55,7 @@ def sample_forests(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
             continue
         for index, row in enumerate(flat[step]):
             if row["status"] != "eval" and row["group"]:
-                works.setdefault(step, {}).setdefault(row["group"].partition("/")[0], []).append(index)
+                works.setdefault(step, {}).setdefault(work_of(row["group"]), []).append(index)
     budget, found = [MAX_CHARACTERS], []
     for step in spread(sorted(works), FORESTS):
         work, rows = max(works[step].items(), key=lambda item: _interest([flat[step][i] for i in item[1]]))
@@ -135,12 +135,15 @@ def _shown(node: _Node, budget: list[int]) -> dict[str, Any]:
     entropies = [h for segment in turn.reply if segment.source == "policy" for h in segment.entropies]
     advantages = [row.advantage for row in usable if row.advantage is not None]
     sampled = [segment.count for segment in turn.reply if segment.source == "policy"]
+    versions = [v for segment in turn.reply if segment.source == "policy" for v in segment.versions]
+    trained = [row.version for row in node.leaves if row.version is not None]
     return {
         "parent": node.parent,
         "depth": node.depth,
         "entropy": fmean(entropies) if entropies else None,
         "advantage": fmean(advantages) if advantages else None,
         "reward": fmean(row.trajectory.raw_reward for row in usable) if usable else None,
+        "staleness": max(trained) - min(versions) if trained and versions else None,
         "leaves": len(node.leaves),
         "tokens": sum(sampled),
         "ends": [_end(row) for row in node.ends],

@@ -52,7 +52,7 @@ def sample_rollouts(run: Layout, decode: Decode | None, problems: list[str]) -> 
     verdicts = _verdicts(flat)
     counts = Counter(row["status"] for row in flat.values()) + Counter(verdicts.values())
     chosen = [*flat] if evaluation else _choose(flat)
-    shown = _details(chosen, decode, problems)
+    shown = details(chosen, decode, problems)
     judged = {row["environment"] for row in shown.values() if evaluation and "success" in row["metrics"]}
     for key, row in shown.items():
         row["verdict"] = verdicts.get(key, "")
@@ -112,7 +112,8 @@ def cut(text: str, most: int, left: int) -> tuple[str, int]:
     return text[:limit] + f" … ({len(text) - limit:,} more characters)", left - limit
 
 
-def _details(chosen: Iterable[Key], decode: Decode | None, problems: list[str]) -> dict[Key, dict[str, Any]]:
+def details(chosen: Iterable[Key], decode: Decode | None, problems: list[str]) -> dict[Key, dict[str, Any]]:
+    """The chosen rows, each with its dialogue; files that cannot be read are named in `problems`."""
     by_file: dict[Path, list[int]] = defaultdict(list)
     for path, index in chosen:
         by_file[path].append(index)

@@ -11,8 +11,11 @@ work have a group that is kept; a piece may give several.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from silva.algorithms.compose import compare, drop_reason, with_penalties
 from silva.algorithms.filters import Reason
@@ -23,7 +26,7 @@ from silva.ports import crash_point
 from silva.rollouts.faults import tally
 from silva.rollouts.settings import RolloutSettings
 from silva.storage.ledger import Ledger, token_digest
-from silva.storage.rollouts import RolloutRow, Status
+from silva.storage.rollouts import LearnedTurn, RolloutRow, Status
 from silva.types import Group, Sample, Trajectory
 
 
@@ -82,9 +85,18 @@ class Batch:
         """Pieces with a group that is kept."""
         return [piece for piece in self.pieces if piece.kept]
 
-    def rows(self, samples: Iterable[Sample]) -> list[RolloutRow]:
-        """For the file of rollouts: groups that are kept, then those dropped. `samples`: what was trained."""
-        advantages = {s.trajectory: float(s.advantages[-1]) for s in samples if s.advantages is not None}
+    def rows(self, samples: Iterable[Sample], version: int | None = None) -> list[RolloutRow]:
+        """For the file of rollouts: groups that are kept, then those dropped.
+
+        Args:
+            samples: what was trained.
+            version: of the policy before the step.
+        """
+        by_trajectory: dict[str, list[Sample]] = defaultdict(list)
+        for sample in samples:
+            if sample.advantages is not None:
+                by_trajectory[sample.trajectory].append(sample)
+        advantages = {t: float(s[-1].advantages[-1]) for t, s in by_trajectory.items()}  # type: ignore[index]
 
         def rows(group: Group, status: Status, reason: str = "") -> list[RolloutRow]:
             return [
@@ -93,12 +105,39 @@ class Batch:
                     status=status if t.failure is None else "failed",
                     reason=reason if t.failure is None else f"{t.failure}: {t.error}",
                     advantage=advantages.get(t.id),
+                    version=version,
+                    learned=tuple(each for s in by_trajectory[t.id] for each in learned_turns(s, t)),
                 )
                 for t in group.trajectories
             ]  # fmt: skip
 
         kept = [row for group in self.kept for row in rows(group, "trained")]
         return kept + [row for d in self.dropped for row in rows(d.group, "dropped", d.reason)]
+
+
+def learned_turns(sample: Sample, trajectory: Trajectory) -> list[LearnedTurn]:
+    """What the file of rollouts keeps of a sample with advantages, turn by turn."""
+    read = {turn.id: len(turn.segments[0].tokens) for turn in trajectory.turns}
+    old = sample.old_logprobs
+    return [
+        LearnedTurn(
+            turn,
+            advantages=_short(sample.advantages[start + read[turn] : end]),  # type: ignore[index]
+            weights=_short(sample.loss_weights[start + read[turn] : end]),
+            logprobs=() if old is None else _short(old[start + read[turn] : end]),
+            streams={name: _short(weights[start:end]) for name, weights in sample.streams.items()},
+        )
+        for turn, (start, end) in zip(sample.turn_ids, sample.turn_spans, strict=True)
+    ]
+
+
+def _short(values: np.ndarray) -> tuple[float, ...]:
+    """A single one if all are equal."""
+    return tuple(
+        values[:1].tolist()
+        if np.array_equal(values, values[:1].repeat(len(values)), True)
+        else values.tolist()
+    )
 
 
 class Buffer:

@@ -107,7 +107,7 @@ class Loop:
     async def _step(self, interrupt: Interrupt) -> None:
         p, step = self.parts, self.state.step + 1
         p.phases.step.clear()
-        before = dict(p.engine.counts())
+        before, version = dict(p.engine.counts()), p.trainer.version
         done = await (self._overlapped if p.config.rollout.overlap_training else self._in_turn)(
             step, interrupt
         )
@@ -115,7 +115,7 @@ class Loop:
             done.metrics |= await self._publish(step, trained=bool(done.updates))
         done.metrics |= p.idle() | metrics.engine_metrics(before, p.engine.counts())
         p.notices.cost(step, p.config.steps, done.metrics)
-        self._advance(done)
+        self._advance(done, version)
         self.state = await self._end.finish(self.state, interrupt)
 
     async def _in_turn(self, step: int, interrupt: Interrupt) -> Trained:
@@ -193,12 +193,12 @@ class Loop:
         probed = await p.probe.check(p.trainer, p.engine) if p.probe else {}
         return ({"perf/restarted_work": float(restarted)} if restarted else {}) | probed
 
-    def _advance(self, done: Trained) -> None:
-        """The state after the step. Its numbers wait there until its evaluation is done, however often that
-        is interrupted."""
+    def _advance(self, done: Trained, version: int) -> None:
+        """The state after the step, before which the policy had `version`. Its numbers wait there until its
+        evaluation is done, however often that is interrupted."""
         p, batch = self.parts, done.batch
         samples = [sample for _, samples in done.rows for sample in samples]
-        p.monitor.rollouts(batch.step, batch.rows(samples))
+        p.monitor.rollouts(batch.step, batch.rows(samples, version))
         means = metrics.mean_of_updates(done.updates)
         controllers = next_state(
             p.recipe, self.state.controllers, batch.groups,

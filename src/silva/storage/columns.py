@@ -40,14 +40,14 @@ class Columns(Codec):
     def text(self, where: str) -> Form:
         """Half a surrogate pair (a model may write one) cannot be UTF-8: it becomes a question mark."""
         inner = super().text(where)
-        return Form(lambda text, aside: _utf8(inner.pack(text, aside)), inner.unpack)
+        return Form(lambda text, aside: utf8(inner.pack(text, aside)), inner.unpack)
 
     def mapping(self, inner: Any, where: str) -> Form:
         form = super().mapping(inner, where)
         if inner is Any:
             return _as_json(form)
         return Form(
-            lambda values, aside: [(_utf8(key), each) for key, each in form.pack(values, aside).items()],
+            lambda values, aside: [(utf8(key), each) for key, each in form.pack(values, aside).items()],
             lambda pairs, aside: form.unpack(dict(pairs), aside),
         )
 
@@ -59,7 +59,7 @@ class Columns(Codec):
         return Form(lambda value, aside: to_npy(value), lambda data, aside: of_npy(data))
 
 
-def _utf8(text: str) -> str:
+def utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 

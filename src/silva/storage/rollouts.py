@@ -10,9 +10,10 @@ not here: which rollouts are trained or dropped, and why.
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,19 +24,40 @@ import pyarrow.parquet as pq
 
 from silva.errors import RecordError
 from silva.ports import FILES
-from silva.storage.columns import Columns, arrow
+from silva.storage.columns import Columns, arrow, utf8
 from silva.storage.layout import step_path, steps_in
-from silva.types import Trajectory, Turn
+from silva.types import Message, Trajectory, Turn
 from silva.wire.codec import Aside, hints
 
 Status = Literal["trained", "dropped", "failed", "eval"]
 SUFFIX = ".parquet"
+ROW_GROUP = 256  # rows
 _STATE = re.compile(r"/t(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
+class LearnedTurn:
+    """What training knew of the tokens of a turn. An array has an entry for each token of the reply, those of
+    `streams` for each token of the turn, or a single one if it is the same for all of them.
+
+    Attributes:
+        turn: its id.
+        weights: in the loss, before they are normalised.
+        logprobs: of the trainer before its first update; empty if the recipe does not ask for them.
+        streams: weights of cross-entropy, by name.
+    """
+
+    turn: str
+    advantages: tuple[float, ...]
+    weights: tuple[float, ...]
+    logprobs: tuple[float, ...] = ()
+    streams: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutRow:
-    """One trajectory and what became of it. `reason` says why it was dropped or failed."""
+    """One trajectory and what became of it. `reason` says why it was dropped or failed, `version` is that of
+    the policy trained then, and `learned` with what, turn by turn."""
 
     step: int
     task: str
@@ -45,6 +67,8 @@ class RolloutRow:
     status: Status
     reason: str = ""
     advantage: float | None = None
+    version: int | None = None
+    learned: tuple[LearnedTurn, ...] = ()
 
     def __post_init__(self) -> None:
         if self.status not in get_args(Status):
@@ -60,6 +84,13 @@ _DERIVED: dict[str, tuple[type, Callable[[Trajectory], Any]]] = {
     "turn_count": (int, lambda t: len(t.turns)),
     "tokens": (int, lambda t: t.tokens()),
     "response_tokens": (int, lambda t: t.tokens("policy")),
+    "tool_calls": (
+        int,
+        lambda t: sum(len(turn.messages[-1].tool_calls) for turn in t.turns if turn.messages),
+    ),
+    "entropy": (float, lambda t: _mean(t, "entropies")),
+    "oldest_version": (int, lambda t: min(_sampled(t, "versions"), default=None)),
+    "text": (str, lambda t: _text(t)),  # of all messages, to search in
 }
 _OF_ROW = {name: hint for name, hint in hints(RolloutRow).items() if name != "trajectory"}
 _OF_TRAJECTORY = {name: hint for name, hint in hints(Trajectory).items() if name != "id"}
@@ -81,7 +112,7 @@ ROUTED = _schema()
 """Of files whose segments have routes (routes.py): no others have that column."""
 _WHOLE = [*_OF_ROW, "trajectory", *_OF_TRAJECTORY]
 _WITHOUT_TOKENS = [
-    *(name for name in _WHOLE if name != "turns"),
+    *(name for name in _WHOLE if name not in ("turns", "learned")),
     *(f"turns.list.element.{name}" for name in hints(Turn) if name != "segments"),
 ]
 _ROWS = Columns().fields_of(RolloutRow)
@@ -92,6 +123,11 @@ def state_of(group: str) -> int | None:
     """Which of an expert's states the thoughts of a group are for (rollouts/thoughts.py); None for others."""
     found = _STATE.search(group)
     return int(found[1]) if found else None
+
+
+def work_of(group: str) -> str:
+    """The piece of work that a group belongs to: itself, or what the thoughts for a state are part of."""
+    return _STATE.sub("", group)
 
 
 rollouts_path = partial(step_path, suffix=SUFFIX)
@@ -164,27 +200,57 @@ def _table(rows: Sequence[RolloutRow]) -> pa.Table:
 
 def _file(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", row_group_size=256)
+    pq.write_table(table, buffer, compression="zstd", row_group_size=ROW_GROUP)
     return buffer.getvalue()
 
 
 def _values(
     source: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str]
 ) -> list[dict[str, Any]]:
-    table = _read(source, columns)
-    return (table if rows is None else table.take(list(rows))).to_pylist()
+    if rows is None:
+        return _read(source, columns).to_pylist()
+    groups = sorted({row // ROW_GROUP for row in rows})  # every file is written with groups of this size
+    place = {group: at * ROW_GROUP for at, group in enumerate(groups)}
+    table = _read(source, columns, groups)
+    return table.take([place[row // ROW_GROUP] + row % ROW_GROUP for row in rows]).to_pylist()
 
 
-def _read(source: Path | io.BytesIO, columns: Sequence[str]) -> pa.Table:
+def _read(source: Path | io.BytesIO, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+    """`groups`: only these groups of rows."""
     name = source if isinstance(source, Path) else "rollouts"
     try:
         with pq.ParquetFile(source) as file:
-            table = file.read(columns=list(columns))
+            wanted = range(file.num_row_groups) if groups is None else groups
+            table = file.read_row_groups(list(wanted), columns=list(columns))
     except (OSError, pa.ArrowException) as error:
         raise RecordError(f"{name}: cannot be read as parquet: {error}") from error
     if missing := {column.partition(".")[0] for column in columns} - set(table.column_names):
         raise RecordError(f"{name}: no column {', '.join(sorted(missing))}: damaged, or of another version")
     return table
+
+
+def _sampled(trajectory: Trajectory, name: str) -> list[Any]:
+    """What the segments of the policy have under a name, token by token."""
+    segments = (s for turn in trajectory.turns for s in turn.segments if s.source == "policy")
+    return [value for segment in segments for value in getattr(segment, name)]
+
+
+def _mean(trajectory: Trajectory, name: str) -> float | None:
+    values = _sampled(trajectory, name)
+    return sum(values) / len(values) if values else None
+
+
+def _text(trajectory: Trajectory) -> str:
+    """What was shown, thought, called and said, each text once, also where a context repeats it."""
+    last = trajectory.observation
+    messages = [m for turn in trajectory.turns for m in turn.messages] + [*(last.context or last.messages)]
+    parts = dict.fromkeys(part for message in messages for part in _parts(message) if part)
+    return utf8("\n".join(parts))
+
+
+def _parts(message: Message) -> list[str]:
+    calls = [f"{c.name}({json.dumps(c.arguments, ensure_ascii=False)})" for c in message.tool_calls]
+    return [message.reasoning or "", message.content, *calls, *message.errors]
 
 
 def _without(old: pa.Table, new: pa.Table) -> pa.Table:
@@ -202,6 +268,7 @@ def _flat(row: RolloutRow) -> dict[str, Any]:
 
 
 def _row(values: dict[str, Any]) -> RolloutRow:
+    values.setdefault("learned", [])
     for turn in values["turns"]:
         for segment in turn.setdefault("segments", []):
             segment.setdefault("routes", None)

@@ -1,0 +1,266 @@
+"""The viewer in a real browser: its pages over a server and from disk, live, by keyboard, in both colours."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.monitoring.browser import CHROMIUM, Page, browser
+from tests.monitoring.fake_run import HOSTILE, make_run, rollout
+
+from silva.storage.layout import Layout
+from silva.storage.metrics import append_metrics
+from silva.storage.rollouts import rollouts_path, write_rollouts
+from silva.viewer.catalogue import Catalogue
+from silva.viewer.export import export
+from silva.viewer.pages import Pages
+from silva.viewer.routes import app_of
+from silva.wire.guard import Guard
+from silva.wire.listening import Bind, serve
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
+]
+RUN = "runs/walk/seed_0"
+GROUP = f"#/group?run={RUN}&step=5&group=frozen_lake%2Ftrain%2F0"
+PLACES = {
+    "runs": "#/", "run": f"#/run?run={RUN}", "compare": f"#/compare?run={RUN}&run=runs/walk/seed_1",
+    "mean": f"#/compare?run={RUN}&run=runs/walk/seed_1&mean=1", "step": f"#/step?run={RUN}&step=5",
+    "group": GROUP,
+    "rollouts": f"#/rollouts?run={RUN}", "rollout": f"#/rollout?run={RUN}&step=5&at=2",
+    "tokens": f"#/rollout?run={RUN}&step=5&at=2&view=tokens", "outcomes": f"#/outcomes?run={RUN}",
+    "task": f"#/task?run={RUN}&task=calculator%2Ftrain%2F0", "config": f"#/config?run={RUN}",
+}  # fmt: skip
+ABOUT_JS = "document.querySelector('main').innerText"
+
+
+@contextmanager
+def serving(pages: Pages) -> Iterator[str]:
+    """Its address; in a thread with an event loop of its own."""
+    ready, address, loop = threading.Event(), list[str](), asyncio.new_event_loop()
+
+    def listening(at: str) -> None:
+        address.append(at)
+        ready.set()
+
+    bind = Bind("127.0.0.1", 0)
+    guard = Guard(app_of(pages), bind, key="", log=print)
+    task = loop.create_task(serve(guard, bind, ready=listening))
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+    )
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(30)
+        loop.close()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def address(pages: Pages) -> Iterator[str]:
+    with serving(pages) as address:
+        yield address
+
+
+@pytest.fixture
+def page(tab: Page, address: str) -> Iterator[Page]:
+    """A tab; afterwards: no console error, no request to anybody else, no text that became more than text."""
+    tab.problems.clear()
+    tab.requests.clear()
+    tab.look(1440, 900)
+    yield tab
+    assert tab.problems == []
+    assert [url for url in tab.requests if not url.startswith((address, "data:", "about:"))] == []
+    assert tab.run("document.title").endswith("Silva")
+    assert tab.run("document.querySelectorAll('main img, main script, main iframe').length") == 0
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait for what a script says, at most half a minute."""
+    done = page.run(
+        "new Promise(done => { let left = 600; const look = () => { let ok = false;"
+        f" try {{ ok = {condition}; }} catch {{}}"
+        " ok || !left-- ? done(!!ok) : setTimeout(look, 50); }; look(); })"
+    )
+    assert done, f"{condition}; the page shows: {page.run(ABOUT_JS)[:600]}"
+
+
+def go(page: Page, address: str, place: str, expected: str) -> None:
+    page.open("about:blank")
+    page.open(f"{address}/{place}")
+    until(page, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+
+
+def press(page: Page, key: str) -> None:
+    page.run(
+        f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))"
+    )
+
+
+def test_from_the_list_by_keyboard_to_a_rollout_and_back(page: Page, address: str) -> None:
+    go(page, address, PLACES["runs"], "seed_0")
+    press(page, "?")
+    until(page, "document.querySelector('.keys').innerText.includes('next, previous row')")
+    press(page, "?")
+    go(page, address, PLACES["rollouts"], "rollouts fit")
+    press(page, "j")
+    press(page, "j")
+    until(page, "document.querySelectorAll('.list-row')[1].classList.contains('chosen')")
+    press(page, "Enter")
+    until(page, "document.querySelector('.turn') && location.hash.startsWith('#/rollout?')")
+    press(page, "Escape")
+    until(page, "location.hash.startsWith('#/step?')")
+    press(page, "Escape")
+    until(page, "location.hash.startsWith('#/run?')")
+
+
+def test_a_filter_is_in_the_address_and_an_error_says_where(page: Page, address: str) -> None:
+    asked = 'failed and "ConnectionError" in error'
+    go(page, address, PLACES["rollouts"], "rollouts fit")
+    page.run(
+        f"(() => {{ const box = document.getElementById('filter'); box.value = {asked!r};"
+        " box.dispatchEvent(new Event('input', {bubbles: true})); box.form.requestSubmit(); })()"
+    )
+    until(page, f"{ABOUT_JS}.includes('4 rollouts fit')")
+    assert page.run("decodeURIComponent(location.hash)").endswith(f"filter={asked}")
+    go(page, address, PLACES["rollouts"] + "&filter=rewrd%3C1", "did you mean reward?")
+    page.problems[:] = [each for each in page.problems if "400" not in each]  # the browser logs the answer
+
+
+def test_a_long_list_has_few_rows_in_the_page(page: Page, address: str) -> None:
+    go(page, address, PLACES["rollouts"], "rollouts fit")
+    page.run("document.querySelector('.scroll').scrollTop = 1e6")
+    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) >= 200")
+    page.run("document.querySelector('.scroll').scrollTop = 1e6")
+    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) === 240")
+    assert page.run("document.querySelectorAll('.list-row').length") < 60
+
+
+def test_a_forest_opens_its_turns_and_its_members(page: Page, address: str) -> None:
+    go(page, address, GROUP, "Side by side")
+    until(
+        page,
+        "document.querySelectorAll('.node').length > 4 "
+        "&& document.querySelectorAll('.sides .turn').length > 2",
+    )
+    page.run("document.querySelectorAll('.node')[1].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
+    until(page, "document.querySelector('.node-text').innerText.includes('tokens sampled')")
+    before = page.run("document.querySelector('.node circle').style.fill")
+    go(page, address, GROUP + "&colour=entropy", "Side by side")
+    assert page.run("document.querySelector('.node circle').style.fill") != before
+
+
+def test_tokens_tell_their_numbers(page: Page, address: str) -> None:
+    go(page, address, PLACES["tokens"], "Point at a token")
+    until(page, "document.querySelectorAll('.segment.policy .token').length > 10")
+    page.run(
+        "document.querySelector('.segment.policy .token')"
+        ".dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    )
+    until(
+        page,
+        "/sampled · log-probability sampled with -.*entropy/"
+        ".test(document.querySelector('.token-facts').innerText)",
+    )
+
+
+def test_the_same_task_in_two_steps_word_by_word(page: Page, address: str) -> None:
+    go(page, address, PLACES["task"], "only in A")
+    until(page, "document.querySelectorAll('.diff del, .diff ins').length > 0")
+
+
+def test_a_point_of_a_curve_opens_its_step(page: Page, address: str) -> None:
+    go(page, address, PLACES["run"], "Curves")
+    until(page, "document.querySelectorAll('.plot canvas').length > 5")
+    x, y = page.run(
+        "(() => { const cards = [...document.querySelectorAll('.chart')];"
+        " const card = cards.find(c => c.innerText.startsWith('Reward'));"
+        " const plot = card.querySelector('.u-over');"
+        " plot.scrollIntoView({block: 'center', behavior: 'instant'});"
+        " const b = plot.getBoundingClientRect(); return [b.x + b.width / 2, b.y + 60]; })()"
+    )
+    page.click(x, y)
+    until(
+        page,
+        "location.hash.startsWith('#/step?') && document.querySelector('h1').innerText.startsWith('Step')",
+    )
+
+
+def test_hostile_text_is_shown_and_nothing_else(page: Page, address: str) -> None:
+    go(page, address, f"#/rollouts?run={RUN}&filter=failed", "4 rollouts fit")
+    until(page, "document.querySelector('.list-row')")
+    page.run("location.hash = document.querySelector('.list-row').getAttribute('href')")
+    until(page, f"{ABOUT_JS}.includes({json.dumps(HOSTILE)})")
+
+
+def test_a_run_that_goes_on_is_followed(tab: Page, tmp_path: Path, pages_of: Callable[[Path], Pages]) -> None:
+    run = Layout(make_run(tmp_path / "runs" / "a", steps=3))
+    with serving(pages_of(tmp_path / "runs")) as address:
+        go(tab, address, "#/step?run=runs/a&step=3", "Step 3")
+        append_metrics(run.metrics, 4, {"reward/raw": 0.5})
+        write_rollouts(rollouts_path(run.rollouts, 4), [rollout(4, 0, random.Random(0), 1.0)])
+        until(tab, "[...document.querySelectorAll('a.button')].some(a => a.innerText.startsWith('4'))")
+        tab.run("location.hash = '#/'")
+        until(tab, "/ 4( |\\t|$)/m.test(document.querySelector('tbody').innerText.replaceAll('\\t', ' '))")
+        tab.open("about:blank")
+
+
+def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_path: Path) -> None:
+    target = tmp_path / "shared"
+    assert export(pages, Catalogue([folder]), target) > 100
+    tab.problems.clear()
+    tab.requests.clear()
+    for place, expected in ((PLACES["runs"], "seed_0"), (PLACES["run"], "Curves"), (GROUP, "Side by side"),
+                            (PLACES["rollouts"], "shown")):  # fmt: skip
+        tab.open("about:blank")
+        tab.open((target / "index.html").as_uri() + place)
+        until(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+    assert tab.problems == []
+    assert all(url.startswith(("file:", "about:", "data:")) for url in tab.requests)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_every_page_fits_and_axe_finds_no_serious_fault(
+    page: Page, address: str, scheme: str, width: int
+) -> None:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe is not installed (pip install --no-deps axe-playwright-python)")
+    axe = next(Path(found.origin).parent.rglob("axe.min.js")).read_text()
+    faults = []
+    for name, place in PLACES.items():
+        page.look(width, 900, scheme)
+        go(page, address, place, "")
+        until(
+            page,
+            "!document.querySelector('main [role=status]')?.innerText.startsWith('Reading')"
+            " && document.querySelector('h1')",
+        )
+        assert page.run("document.documentElement.scrollWidth") <= width, name
+        page.run(axe)
+        rules = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'], resultTypes: ['violations']}"
+        violations = page.run(
+            f"axe.run(document, {rules}).then(r => r.violations"
+            ".filter(v => ['serious', 'critical'].includes(v.impact))"
+            ".map(v => `${v.id}: ${v.nodes[0].html.slice(0, 160)} ${v.nodes[0].failureSummary}`))"
+        )
+        faults += [f"{name}: {each}" for each in violations]
+    assert faults == []

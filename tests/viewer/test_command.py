@@ -1,0 +1,58 @@
+"""`silva view`: what it refuses, what it finds by itself, and the folder that it exports."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.monitoring.fake_run import make_run
+
+from silva.cli import main
+from silva.viewer.export import key_of
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "nowhere: no such folder; expected a run's folder, or one with runs"),
+        ([], "there is no folder runs or evals here"),
+        (["--prot", "1"], "got --prot 1, expected folders of runs"),
+        ([".", "--port", "x"], "--port: got 'x', expected a number"),
+        ([".", "--port", "70000"], "port: got 70000"),
+        ([".", "--export", "full"], "--export full: there is something already"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_export_holds_every_page_that_its_pages_ask_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "runs" / "a", steps=4)
+    monkeypatch.chdir(tmp_path)
+    assert main(["view", "--export", "shared"]) == 0
+    said = capsys.readouterr().err
+    index = (tmp_path / "shared" / "data" / "index.js").read_text()
+    files = json.loads(index.removeprefix("globalThis.silvaExport=").rstrip(";\n"))["files"]
+    assert f"{len(files)} pages of 1 runs; open shared/index.html" in said
+    for name in ("run", "steps", "curves", "outcomes", "rollouts"):
+        assert key_of(name, {"run": ["runs/a"]}) in files
+    page = (tmp_path / "shared" / "index.html").read_text()
+    assert "module" not in page and "unsafe" not in page
+    for number in files.values():  # what a model wrote is data inside a script: it cannot end it
+        text = (tmp_path / "shared" / "data" / f"{number}.js").read_text()
+        assert text.startswith("silvaData(") and not re.search("[<>&]", text)
