@@ -149,7 +149,7 @@ def test_a_long_list_has_few_rows_in_the_page(page: Page, address: str) -> None:
     page.run("document.querySelector('.scroll').scrollTop = 1e6")
     until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) >= 200")
     page.run("document.querySelector('.scroll').scrollTop = 1e6")
-    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) === 240")
+    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) === 270")
     assert page.run("document.querySelectorAll('.list-row').length") < 60
 
 

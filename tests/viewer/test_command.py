@@ -18,7 +18,7 @@ from silva.viewer.export import key_of
     [
         (["nowhere"], "nowhere: no such folder; expected a run's folder, or one with runs"),
         ([], "there is no folder runs or evals here"),
-        (["--prot", "1"], "got --prot 1, expected folders of runs"),
+        (["--prot", "1"], "got '--prot 1', expected folders of runs"),
         ([".", "--port", "x"], "--port: got 'x', expected a number"),
         ([".", "--port", "70000"], "port: got 70000"),
         ([".", "--export", "full"], "--export full: there is something already"),
@@ -48,7 +48,7 @@ def test_an_export_holds_every_page_that_its_pages_ask_for(
     said = capsys.readouterr().err
     index = (tmp_path / "shared" / "data" / "index.js").read_text()
     files = json.loads(index.removeprefix("globalThis.silvaExport=").rstrip(";\n"))["files"]
-    assert f"{len(files)} pages of 1 runs; open shared/index.html" in said
+    assert f"{len(files)} pages of 1 run; open shared/index.html" in said
     for name in ("run", "steps", "curves", "outcomes", "rollouts"):
         assert key_of(name, {"run": ["runs/a"]}) in files
     page = (tmp_path / "shared" / "index.html").read_text()

@@ -40,19 +40,19 @@ Found = tuple[str, Callable[[dict[str, Any]], bool]]
 def base() -> duckdb.DuckDBPyConnection:
     base = duckdb.connect(":memory:")
     base.execute(
-        "CREATE TABLE rows (id INT, a DOUBLE, b DOUBLE, s VARCHAR, u VARCHAR, f BOOL, m MAP(VARCHAR, DOUBLE))"
+        "CREATE TABLE t (id INT, a DOUBLE, b DOUBLE, s VARCHAR, u VARCHAR, f BOOL, m MAP(VARCHAR, DOUBLE))"
     )
     for i, row in enumerate(ROWS):
         base.execute(
-            "INSERT INTO rows VALUES (?, ?, ?, ?, ?, ?, map_from_entries(?))",
-            [i, *(row[n] for n in "absuf"), list(row["m"].items())],
+            "INSERT INTO t VALUES (?, ?, ?, ?, ?, ?, map(?, ?))",
+            [i, *(row[n] for n in "absuf"), [*row["m"]], [*row["m"].values()]],
         )
     return base
 
 
 def found(base: duckdb.DuckDBPyConnection, text: str) -> list[int]:
     where, bound = sql(parse(text, KINDS, NAMED), SQL)
-    return sorted(each[0] for each in base.execute(f"SELECT id FROM rows WHERE {where}", bound).fetchall())
+    return sorted(each[0] for each in base.execute(f"SELECT id FROM t WHERE {where}", bound).fetchall())
 
 
 def quoted(text: str) -> str:
@@ -69,7 +69,7 @@ def of(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 @st.composite
-def tests(draw: st.DrawFn) -> Found:
+def conditions(draw: st.DrawFn) -> Found:
     kind = draw(st.sampled_from(["number", "text", "flag", "in", "among", "none", "chain"]))
     number, text = draw(st.sampled_from(["a", "b", "m.x", "m.y"])), draw(st.sampled_from("su"))
     value = draw(st.sampled_from([n for n in NUMBERS if n is not None]))
@@ -111,7 +111,7 @@ def joined(inner: st.SearchStrategy[Found]) -> st.SearchStrategy[Found]:
 
 
 @settings(max_examples=300)
-@given(wanted=st.recursive(tests(), joined, max_leaves=6))
+@given(wanted=st.recursive(conditions(), joined, max_leaves=6))
 def test_a_filter_finds_what_python_finds(base: duckdb.DuckDBPyConnection, wanted: Found) -> None:
     text, means = wanted
     assert found(base, text) == [i for i, row in enumerate(ROWS) if means(row)], text

@@ -18,6 +18,7 @@ from silva.assembly import Assembly
 from silva.commands.command import Given
 from silva.commands.common import here, say, served
 from silva.commands.serve import checked_bind, served_name, threads_shared
+from silva.config.schema import RunConfig
 from silva.config.sections import PretrainedModel
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import LoadedModel, copied, generation_stops, resolve

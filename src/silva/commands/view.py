@@ -35,11 +35,12 @@ def run(given: Given) -> int:
     except ModuleNotFoundError as error:
         raise CapabilityError(f'silva view needs {error.name}: pip install "silva[view]"') from error
     catalogue = Catalogue(folders)
+    count = len(catalogue.runs())
+    found = f"{count} run{'' if count == 1 else 's'}"
     pages = Pages(catalogue, REGISTRIES, decode_of)
     if "--export" in given:
         target = Path(given.options["--export"]).expanduser()
-        count = export(pages, catalogue, target)
-        say(f"view: {count} pages of {len(catalogue.runs())} runs; open {target / 'index.html'}")
+        say(f"view: {export(pages, catalogue, target)} pages of {found}; open {target / 'index.html'}")
         return 0
     port = given.options.get("--port", "0")
     if not port.isdecimal():
@@ -47,7 +48,7 @@ def run(given: Given) -> int:
     bind = Bind("127.0.0.1", int(port), unix=given.options.get("--unix", ""))
     check_bind(bind, "")
     signals.be_caught()
-    return served(Guard(app_of(pages), bind, key="", log=say), bind, f"view: {len(catalogue.runs())} runs")
+    return served(Guard(app_of(pages), bind, key="", log=say), bind, f"view: {found}")
 
 
 def decode_of(layout: Layout) -> Callable[[Sequence[int]], str] | None:

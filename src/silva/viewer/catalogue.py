@@ -49,7 +49,7 @@ class FoundRun:
     def stamp(self) -> str:
         """Changes if a file does that a page shows."""
         run = self.layout
-        paths = [run.metrics, run.summary, run.log, run.ledger, run.rollouts, run.episodes]
+        paths = [run.metrics, run.summary, run.log, run.ledger, run.rollouts, run.episodes, run.checkpoints]
         times = []
         for path in paths:
             with suppress(OSError):
@@ -71,6 +71,7 @@ class Catalogue:
                 raise ConfigError(f"{root}: no such folder; expected a run's folder, or one with runs")
         self._roots = [root.resolve() for root in roots]
         self._found: dict[str, FoundRun] = {}
+        self._stood: dict[str, tuple[tuple[str, bool], dict[str, Any]]] = {}
         self._at = float("-inf")
         self._lock = threading.Lock()
 
@@ -86,6 +87,15 @@ class Catalogue:
         """Raises ConfigError if there is none of that name."""
         if (found := self.runs().get(name)) is None:
             raise ConfigError(f"no run {name!r} in the folders that are shown")
+        return found
+
+    def status(self, run: FoundRun) -> dict[str, Any]:
+        """How it stands; its files are read again if one of them has changed."""
+        now = run.stamp(), _held(run.layout.path)
+        then, found = self._stood.get(run.name, (None, {}))
+        if then != now:
+            found = status(run, held=now[1])
+            self._stood[run.name] = now, found
         return found
 
 
@@ -112,11 +122,12 @@ def is_run(folder: Path) -> bool:
     )
 
 
-def status(run: FoundRun) -> dict[str, Any]:
-    """How a run stands: `state` is running, finished or interrupted, `waiting` for whom it waits."""
+def status(run: FoundRun, held: bool) -> dict[str, Any]:
+    """How a run stands: `state` is running, finished or interrupted, `waiting` for whom it waits.
+    `held`: a process has it open."""
     layout = run.layout
-    busy, done = _held(layout.path), layout.summary.is_file()
-    state = "running" if busy else "finished" if done else "interrupted"
+    done = layout.summary.is_file()
+    state = "running" if held else "finished" if done else "interrupted"
     found: dict[str, Any] = {
         "run": run.name,
         "kind": "evaluation" if run.evaluation else "run",

@@ -15,12 +15,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from silva.config.diff import diff
 from silva.config.schema import Registries
-from silva.errors import ConfigError
+from silva.errors import ConfigError, RecordError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts, overview
 from silva.monitoring.report_forests import forest_of
@@ -29,14 +30,15 @@ from silva.storage.layout import Layout
 from silva.storage.metrics import read_metrics
 from silva.storage.rollouts import LearnedTurn, read_rollouts, work_of
 from silva.types import Segment, Turn
-from silva.viewer.catalogue import Catalogue, FoundRun, status
+from silva.viewer.catalogue import Catalogue, FoundRun
 from silva.viewer.query import KINDS, MOST, NAMED, SORTS, Query
 
 Decode = Callable[[Sequence[int]], str]
 Parameters = Mapping[str, Sequence[str]]
 CHARACTERS = 4_000_000  # of the texts of a forest
 NUMBERS = ("logprobs", "raw_logprobs", "entropies", "versions")  # of a token
-COMPARED = 6_000  # words of each of two texts
+TOKENS = 400_000  # of the rollouts of a forest
+COMPARED = 4_000  # words of each of two texts
 ABOUT = {
     "failed": "an episode gave no usable result",
     "zero_variance": "all raw rewards of the group are equal, so it teaches nothing",
@@ -78,13 +80,17 @@ class Pages:
 
     def runs(self, given: Parameters) -> dict[str, Any]:
         """All runs, those that changed last first."""
-        found = [status(run) for run in self._catalogue.runs().values()]
+        found = [self._catalogue.status(run) for run in self._catalogue.runs().values()]
         return {"runs": sorted(found, key=lambda run: (-(run["changed"] or 0), run["run"]))}
 
     def run(self, given: Parameters) -> dict[str, Any]:
         """Results, warnings and configuration."""
         run = self._run(given)
-        return {**overview(run.layout.path, []), "status": status(run), "steps": [*run.rollouts()]}
+        return {
+            **overview(run.layout.path, []),
+            "status": self._catalogue.status(run),
+            "steps": [*run.rollouts()],
+        }
 
     def steps(self, given: Parameters) -> dict[str, Any]:
         """Those that have rollouts."""
@@ -126,21 +132,29 @@ class Pages:
         members = self._query.members(file, work)
         if not members:
             raise ConfigError(f"no group {work!r} in step {_one(given, 'step')}")
-        rows = read_rollouts(file, [row["at"] for row in members])
-        return {"forest": forest_of(work, rows, [CHARACTERS]), "members": members}
+        drawn = _within(members)
+        forest = forest_of(work, read_rollouts(file, [row["at"] for row in drawn]), [CHARACTERS])
+        if forest is not None:
+            forest["left_out"] += len(members) - len(drawn)
+        return {"forest": forest, "members": members}
 
     def rollout(self, given: Parameters) -> dict[str, Any]:
-        """A dialogue. `others`: rollouts of the same task in other steps come from the list."""
-        run, file, at = self._run(given), self._file(given), self._at(given)
+        """A dialogue."""
+        run = self._run(given)
+        file, at = self._place(run, _number(given, "step", 0), _number(given, "at", 0))
         problems: list[str] = []
-        (found,) = details([(file, at)], None, problems).values()
+        rows = list(details([(file, at)], None, problems).values())
+        if problems:
+            raise RecordError(problems[0])
+        found = rows[0]
         about = ABOUT.get(found.get("reason", ""), "") or ABOUT.get(found["stop_reason"], "")
         return {**found, "at": at, "about": about, "run": run.name}
 
     def tokens(self, given: Parameters) -> dict[str, Any]:
         """One turn of a rollout, token by token."""
-        run, file = self._run(given), self._file(given)
-        (row,) = read_rollouts(file, [self._at(given)])
+        run = self._run(given)
+        file, at = self._place(run, _number(given, "step", 0), _number(given, "at", 0))
+        (row,) = read_rollouts(file, [at])
         turns, turn = row.trajectory.turns, _number(given, "turn", 0)
         if not 0 <= turn < len(turns):
             raise ConfigError(f"turn: got {turn}, expected 0 to {len(turns) - 1}")
@@ -159,16 +173,17 @@ class Pages:
             step, _, at = _one(given, side).partition(":")
             if not step.isdecimal() or not at.isdecimal():
                 raise ConfigError(f"{side}: got {_one(given, side)!r}, expected STEP:ROW")
-            (row,) = read_rollouts(self._step(run, int(step)), [int(at)], tokens=False)
+            file, place = self._place(run, int(step[:18]), int(at[:18]))
+            (row,) = read_rollouts(file, [place], tokens=False)
             played = row.trajectory
             said = [turn.messages[-1] for turn in played.turns if turn.messages]
             text = "\n\n".join(f"{m.reasoning}\n{m.content}" if m.reasoning else m.content for m in said)
             reward = None if played.failure else played.raw_reward
             sides.append({"step": row.step, "trajectory": played.id, "text": text, "reward": reward})
-        a, b = (re.findall(r"\s+|\w+|[^\w\s]", side.pop("text"))[:COMPARED] for side in sides)
+        a, b = (re.findall(r"\s+|\S+\s*", side.pop("text"))[:COMPARED] for side in sides)
         parts = [
             {"kind": kind, "a": "".join(a[i:j]), "b": "".join(b[k:m])}
-            for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+            for kind, i, j, k, m in difflib.SequenceMatcher(None, a, b).get_opcodes()
         ]
         return {"a": sides[0], "b": sides[1], "parts": parts}
 
@@ -186,11 +201,10 @@ class Pages:
 
     def _files(self, run: FoundRun, given: Parameters) -> dict[int, Path]:
         """Those of all steps, or of the one that is given."""
-        files = run.rollouts()
-        step = _maybe(given, "step")
-        return (
-            files if not step or run.evaluation else {int(step): self._step(run, _number(given, "step", 0))}
-        )
+        if run.evaluation or not _maybe(given, "step"):
+            return run.rollouts()
+        step = _number(given, "step", 0)
+        return {step: self._step(run, step)}
 
     def _file(self, given: Parameters) -> Path:
         return self._step(self._run(given), _number(given, "step", 0))
@@ -203,11 +217,12 @@ class Pages:
             raise ConfigError(f"run {run.name} has no rollouts of step {step}")
         return files[step]
 
-    def _at(self, given: Parameters) -> int:
-        at, rows = _number(given, "at", 0), self._query.count([self._file(given)])["count"]
-        if not 0 <= at < rows:
-            raise ConfigError(f"at: got {at}, expected 0 to {rows - 1}, a row of the step")
-        return at
+    def _place(self, run: FoundRun, step: int, at: int) -> tuple[Path, int]:
+        """A row of the file of a step that is there."""
+        file = self._step(run, step)
+        if at >= (rows := self._query.count([file])["count"]):
+            raise ConfigError(f"at: got {at}, expected 0 to {rows - 1}, a row of step {step}")
+        return file, at
 
     def _decode(self, run: FoundRun) -> Decode | None:
         with self._decoding:
@@ -222,6 +237,12 @@ PAGES: Mapping[str, Callable[[Pages, Parameters], dict[str, Any]]] = {
     "rollout": Pages.rollout, "tokens": Pages.tokens, "texts": Pages.texts, "outcomes": Pages.outcomes,
     "columns": Pages.columns,
 }  # fmt: skip
+
+
+def _within(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """As many as have TOKENS together, at least one."""
+    total = list(accumulate(row["tokens"] for row in members))
+    return [row for row, tokens in zip(members, total, strict=True) if tokens <= TOKENS] or [members[0]]
 
 
 def _segments(turn: Turn, learned: LearnedTurn | None, decode: Decode | None) -> list[dict[str, Any]]:

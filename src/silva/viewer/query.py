@@ -90,12 +90,12 @@ class Query:
         where, bound = sql(tree, SQL) if tree else ("true", [])
         place = _place(column, down, after)
         order = (
-            "step DESC, at"
+            'step DESC, "at"'
             if column == "step" and down
             else (
-                "step, at"
+                'step, "at"'
                 if column == "step"
-                else f"{SQL[column]} {'DESC' if down else 'ASC'} NULLS LAST, step, at"
+                else f'{SQL[column]} {"DESC" if down else "ASC"} NULLS LAST, step, "at"'
             )
         )
         rows: list[dict[str, Any]] = []
@@ -127,7 +127,7 @@ class Query:
         """The rollouts of a piece of work: of its group, or of the states of an expert in it."""
         return self._ask(
             f"SELECT {_selected()} FROM {_SOURCE} WHERE regexp_replace(\"group\", '/t[0-9]+$', '') = ? "
-            f"ORDER BY at LIMIT {MEMBERS}",
+            f'ORDER BY "at" LIMIT {MEMBERS}',
             [_names([file]), work],
         )
 
@@ -153,7 +153,7 @@ class Query:
                 raise RecordError(f"rollouts cannot be read: {_first_line(error)}") from error
 
 
-_SOURCE = "(SELECT *, file_row_number AS at FROM read_parquet(?, file_row_number = true))"
+_SOURCE = '(SELECT *, file_row_number AS "at" FROM read_parquet(?, file_row_number = true))'
 _RESULT = "FILTER (failure IS NULL)"
 _COUNT = f"SELECT count(*) AS count, avg(reward_raw) {_RESULT} AS reward FROM {_SOURCE}"
 _GROUPS = f"""
@@ -161,13 +161,13 @@ SELECT "group", any_value(task) AS task, any_value(environment) AS environment, 
     avg(reward_raw) {_RESULT} AS reward, min(reward_raw) {_RESULT} AS low, max(reward_raw) {_RESULT} AS high,
     count(*) FILTER (parent IS NOT NULL) AS branches, count(*) FILTER (failure IS NOT NULL) AS failed,
     any_value(reason) FILTER (status = 'dropped') AS reason, any_value(status) AS status,
-    avg(entropy) AS entropy, avg(response_tokens) AS response_tokens, min(at) AS at
-FROM {_SOURCE} WHERE "group" <> '' GROUP BY "group" ORDER BY at
+    avg(entropy) AS entropy, avg(response_tokens) AS response_tokens, min("at") AS "at"
+FROM {_SOURCE} WHERE "group" <> '' GROUP BY "group" ORDER BY min("at")
 """
 _OUTCOMES = f"""
-SELECT kind, what, count(*) AS count, min(step) AS first, max(step) AS step, arg_max(at, step) AS at
+SELECT kind, what, count(*) AS count, min(step) AS first, max(step) AS step, arg_max("at", step) AS "at"
 FROM (
-    SELECT step, at,
+    SELECT step, "at",
         CASE
             WHEN failure IS NOT NULL THEN 'failed' WHEN status = 'dropped' THEN 'dropped' ELSE 'cut'
         END AS what,
@@ -189,7 +189,7 @@ def _names(files: Sequence[Path]) -> list[str]:
 def _selected() -> str:
     cut = {"error", "reason"}
     columns = [f"left({SQL[n]}, {SHORT}) AS {n}" if n in cut else f'{SQL[n]} AS "{n}"' for n in LISTED]
-    return ", ".join([*columns, "at"])
+    return ", ".join([*columns, '"at"'])
 
 
 def _place(column: str, down: bool, after: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -204,8 +204,8 @@ def _place(column: str, down: bool, after: Sequence[Any]) -> tuple[str, list[Any
         raise ConfigError(f"after: got {list(after)!r}, expected what the page before gave as next")
     value, step, at = after
     if column == "step":
-        return f"(step {'<' if down else '>'} ? OR (step = ? AND at > ?))", [step, step, at]
-    behind = "(step > ? OR (step = ? AND at > ?))"
+        return f'(step {"<" if down else ">"} ? OR (step = ? AND "at" > ?))', [step, step, at]
+    behind = '(step > ? OR (step = ? AND "at" > ?))'
     if value is None:  # they come last
         return f"({SQL[column]} IS NULL AND {behind})", [step, step, at]
     beyond = "<" if down else ">"

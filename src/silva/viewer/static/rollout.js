@@ -14,7 +14,7 @@ export function RolloutPage({ given, stamp, go }) {
       <div><dt>turns</dt><dd>${data.turn_count}</dd></div><div><dt>tokens of replies</dt><dd>${number(data.response_tokens)}</dd></div>
       <div><dt>ended</dt><dd>${data.stop_reason.replace("_", " ")}</dd></div><div><dt>rollout</dt><dd class="mono">${data.trajectory}</dd></div>
       ${Object.entries(data.rewards).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${number(value)}</dd></div>`)}</dl>
-    ${(data.about || data.reason || data.error) && html`<p class="notice">${data.about || data.reason}${data.error && html`<span class="error"> ${data.error}</span>`}</p>`}
+    ${(data.about || data.reason || data.error) && html`<p class="notice">${[data.reason, data.about].filter(Boolean).join("; ")}${data.error && html`<span class="error"> ${data.error}</span>`}</p>`}
     <nav class="tabs" aria-label="Views"><a aria-current=${view === "text" ? "page" : null} href=${to({ view: "" })}>Dialogue</a><a aria-current=${view === "tokens" ? "page" : null} href=${to({ view: "tokens" })}>Tokens</a>
       ${data.group && html`<a href=${link("group", { run, step: data.step, group: data.group })}>Its group</a>`}
       ${!exported() && html`<a href=${link("task", { run, task: data.task })}>This task in other steps</a>`}</nav>

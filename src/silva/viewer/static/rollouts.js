@@ -57,6 +57,7 @@ function List({ asked, stamp, go }) {
   }, []);
   const open = (row) => link("rollout", { run: asked.run, step: row.step, at: row.at });
   const at = useChosen(rows.length, (i) => go(open(rows[i])));
+  begun.current ??= stamp; // known only when the list of runs has come
   const again = () => { begun.current = stamp; set([]); tell({ next: null, done: false, error: "", about: {} }); };
   return html`
     <p class="muted" role="status">${state.error ? html`<span class="error" role="alert">${state.error}</span>` : !rows.length && !state.done ? "Looking …" : count.data ? `${number(count.data.count)} rollouts fit, mean reward ${number(count.data.reward)}` : `${number(rows.length)} shown`}
