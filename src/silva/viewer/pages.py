@@ -168,7 +168,7 @@ class Pages:
     def texts(self, given: Parameters) -> dict[str, Any]:
         """Two rollouts of a task word by word: parts in both, only in the first, only in the second."""
         run = self._run(given)
-        sides = []
+        sides = list[dict[str, Any]]()
         for side in "ab":
             step, _, at = _one(given, side).partition(":")
             if not step.isdecimal() or not at.isdecimal():
