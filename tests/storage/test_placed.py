@@ -82,11 +82,13 @@ def test_what_else_fails_passes_as_it_is(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("after", ["out[1]", "another"])
 @pytest.mark.parametrize("moment", ["written", "aside", "replaced"])
 def test_what_a_killed_process_left_is_removed_and_what_was_there_is_put_back(
-    tmp_path: Path, moment: str
+    tmp_path: Path, moment: str, after: str
 ) -> None:
-    """Killed while it wrote, and after each of the two renames that replace a folder."""
+    """Killed while it wrote, and after each of the two renames that replace a folder. The next output beside
+    it tidies up, whatever its name; a folder that only looks alike stays."""
     path, other = tmp_path / "out[1]", tmp_path / ".out[1]2.silva-x"
     path.mkdir()
     (path / "weights").write_text("old")
@@ -109,10 +111,13 @@ def test_what_a_killed_process_left_is_removed_and_what_was_there_is_put_back(
     """
     assert subprocess.run([sys.executable, "-c", code, path, moment]).returncode == -signal.SIGKILL
     assert path.exists() == (moment != "aside") and len([*tmp_path.glob(".out?1?.*")]) == 1
-    with pytest.raises(RunFolderError, match="exists already"), placed(path):
-        pass
+    with pytest.raises(RunFolderError, match="exists already"):
+        with placed(tmp_path / after) as next_one:
+            next_one.write_text("next")
+        with placed(tmp_path / after):
+            pass
     assert (path / "weights").read_text() == ("new" if moment == "replaced" else "old")
-    assert sorted(tmp_path.iterdir()) == [other, path]
+    assert {*tmp_path.iterdir()} == {other, path, tmp_path / after}
 
 
 def test_one_that_works_on_the_same_output_is_left_alone(tmp_path: Path) -> None:

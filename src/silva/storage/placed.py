@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from glob import escape
 from pathlib import Path
 
 from silva.errors import RunFolderError, SilvaError
@@ -17,6 +16,7 @@ from silva.scratch import held_folder, locked
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """What the operating system says of a write only."""
 _ASIDE = ".before"  # no name of an output
+_HIDDEN = re.compile(r"\.(.+)\.silva-[a-z0-9_]{8}")  # the folder of an output, as `held_folder` names it
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:
@@ -82,15 +82,15 @@ def placed(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A name where the caller writes a file or makes a folder; it becomes `path` at the end.
 
     It lies in a hidden folder beside `path`, where the caller may put what is needed for a while, too. If the
-    caller fails, what was written is removed and what was at `path` stays. What a killed process left there
-    is removed by the next one, or put back if it had been at `path`.
+    caller fails, what was written is removed and what was at `path` stays. What killed processes left beside
+    `path`, of any output, is removed by the next one, or put back if it had been at its place.
 
     Raises:
         RunFolderError: something is at `path`, and `overwrite` is False; nothing is written then.
         OSError: the disk does not take it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _tidy(path)
+    _tidy(path.parent)
     refuse_existing(path, overwrite)
     with held_folder(_hidden(path), path.parent) as folder:
         temporary, aside = folder / path.name, folder / _ASIDE
@@ -113,9 +113,12 @@ def _hidden(path: Path) -> str:
     return f".{path.name}.silva-"
 
 
-def _tidy(path: Path) -> None:
-    """Remove what killed processes left of their work on `path`."""
-    for folder in path.parent.glob(f"{escape(_hidden(path))}*"):
+def _tidy(parent: Path) -> None:
+    """Remove what killed processes left of their work on outputs in `parent`."""
+    for folder in parent.glob(".*.silva-*"):
+        if not (found := _HIDDEN.fullmatch(folder.name)):
+            continue
+        path = parent / found[1]
         with suppress(OSError), locked(folder):
             if (folder / _ASIDE).exists() and not path.exists():  # killed between two renames
                 FILES.rename(folder / _ASIDE, path)
