@@ -15,6 +15,7 @@ from silva.config.schema import RunConfig
 from silva.environments.tasks import check_splits
 from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
 from silva.evaluation.evaluator import Evaluation, Job, evaluate, play_jobs
+from silva.evaluation.summary import ranges_of
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
 from silva.orchestrator.scripted import ScriptedPlay
 from silva.orchestrator.tasks import Source, TaskStream
@@ -201,8 +202,9 @@ class Assembly:
     ) -> list[Evaluation]:
         """Play the held-out tasks as the configuration says; arguments as of `evaluator.play_jobs`."""
         return await evaluate(
-            self.tasksets, actor, renderer, self.config.eval, on_episode=on_episode, watch=watch, **self._how
-        )
+            self.tasksets, actor, renderer, self.config.eval, on_episode=on_episode, watch=watch,
+            ranges=ranges_of(self.config.environments), **self._how,
+        )  # fmt: skip
 
     async def play(
         self, jobs: Sequence[Job], actor: Actor, renderer: Renderer | None, **how: Any

@@ -259,6 +259,8 @@ def test_an_episode_ends_and_its_numbers_are_finite(taskset: TaskSet) -> None:
         for step in steps(rest):
             numbers = [*step.rewards.values(), *step.shaped.values(), *step.metrics.values()]
             assert all(math.isfinite(number) for number in numbers)
+        known = getattr(taskset.environment(task), "settings", EnvironmentSettings()).reward_range
+        assert known is None or known[0] - 1e-9 <= earned(rest) <= known[1] + 1e-9
 
 
 @pytest.mark.slow

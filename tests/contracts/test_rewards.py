@@ -203,6 +203,8 @@ def test_only_a_solution_is_worth_one(name: str, build: Build) -> None:
     for reply in case.partial:
         score = grade(reward, reply, case.answer)
         assert not score.solved and 0 < score.value < 1, reply
+    if (known := made(name).reward_range) is not None:
+        assert known[0] == case.lowest and solution.value <= known[1]
     for reply in (case.wrong, "", " \n", "\u200b", "\x00", "<answer>", "\\boxed{", "答え: С", "🙂" * 50_000,
                   "9" * 100_000, "(" * 100_000):  # fmt: skip
         score = grade(reward, reply, case.answer)

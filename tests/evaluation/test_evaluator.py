@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from silva.config.load import load
 from silva.config.sections import EpisodeLimits, Eval
 from silva.errors import EngineError
 from silva.evaluation import evaluator
 from silva.evaluation.evaluator import Standing, evaluate, standing, success
+from silva.evaluation.summary import ranges_of
+from silva.registries import REGISTRIES
 from silva.storage.summary import EVALUATION_KEYS
 from silva.types import Segment, Task, Trajectory, Turn
 
@@ -57,6 +60,35 @@ def test_one_sample_a_task(monkeypatch):
     assert e.estimates["success"].ci_high == pytest.approx(0.9544, abs=1e-4)
     assert e.estimates["reward"].mean == pytest.approx(0.5)
     assert [task for task, _ in e.episodes] == ["a/0", "a/1", "a/2", "a/3"]
+
+
+def test_the_interval_of_a_reward_ends_where_rewards_can_lie(monkeypatch):
+    """Student's of 0, 0, 0 and 0.9 is 0.225 +- 0.716."""
+
+    def outcome(task, sample):
+        return ended(rewards={"r": 0.9 if task == "a/3" else 0.0})
+
+    (free,), (cut,) = (run(monkeypatch, outcome, ranges=ranges) for ranges in ({}, {"a": (0.0, 1.0)}))
+    assert free.estimates["reward"].ci_low == pytest.approx(-0.4911, abs=1e-4)
+    assert (cut.estimates["reward"].ci_low, cut.within) == (0.0, (0.0, 1.0))
+    assert (
+        cut.estimates["reward"].ci_high == free.estimates["reward"].ci_high == pytest.approx(0.9411, abs=1e-4)
+    )
+
+
+def test_which_environments_know_where_their_rewards_lie():
+    part = {"reward": {"type": "token_f1"}, "weight": 0.5}
+    rewards = [
+        {"type": "token_f1"},
+        {"type": "weighted", "parts": [{"reward": "math"}, part]},
+        {"type": "deep_research", "penalty": 0.5},
+        {"type": "function", "function": "own.py:mine"},
+    ]
+    rows = {"type": "dataset", "path": "rows.jsonl"}
+    graded = [{**rows, "name": str(i), "reward": each} for i, each in enumerate(rewards)]
+    values = {"environments": [*graded, {"type": "reverse_text"}, {"type": "sokoban"}]}
+    found = ranges_of(load([], REGISTRIES, values=values).config.environments)
+    assert found == {"0": (0.0, 1.0), "1": (0.0, 1.5), "2": (-0.5, 1.1), "reverse_text": (0.0, 1.0)}
 
 
 def test_avg_and_pass_at_k_by_hand(monkeypatch):

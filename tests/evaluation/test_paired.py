@@ -112,6 +112,8 @@ def test_rewards_have_students_interval_and_equal_sides_none() -> None:
     theirs = scipy.stats.ttest_rel([y.mean() for y in b], [x.mean() for x in a]).confidence_interval()
     found = difference(a, b, share=False)
     assert (found.ci_low, found.ci_high) == pytest.approx((theirs.low, theirs.high), rel=1e-9)
+    cut = difference(a, b, share=False, within=(0.0, theirs.high / 2))  # no difference is larger
+    assert (cut.ci_low, cut.ci_high) == (found.ci_low, theirs.high / 2)
     same = difference(a, a, share=False)
     assert (same.mean, same.p) == (0, 1) and math.isnan(same.ci_low)
     shares = difference(of(*[[1]] * 50), of(*[[1]] * 50), share=True)

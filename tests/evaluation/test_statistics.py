@@ -77,6 +77,21 @@ def test_maj_at_k_enumerates_subsets_and_ties() -> None:
             assert maj_at_k(votes, right, k) == pytest.approx(total / len(subsets), rel=1e-12)
 
 
+def test_student_ends_where_the_values_do() -> None:
+    """Of 0, 0 and 0.9 it would go from -0.99 to 1.59 (scipy), and no mean lies there."""
+    values = [np.array([each]) for each in (0.0, 0.0, 0.9)]
+    free = estimate(values)
+    theirs = scipy.stats.t.interval(0.95, 2, 0.3, scipy.stats.sem([0.0, 0.0, 0.9]))
+    assert (free.ci_low, free.ci_high) == pytest.approx(theirs)
+    assert free.ci_low < -0.9 and free.ci_high > 1.5
+    cut = estimate(values, within=(0.0, 1.0))
+    assert (cut.mean, cut.ci_low, cut.ci_high) == (free.mean, 0.0, 1.0)
+    wide = estimate(values, within=(-1.0, 1.5))
+    assert (wide.ci_low, wide.ci_high) == (free.ci_low, 1.5)
+    equal = estimate([np.array([0.5]), np.array([0.5])], within=(0.0, 1.0))
+    assert math.isnan(equal.ci_low) and math.isnan(equal.ci_high)
+
+
 @pytest.mark.parametrize(
     ("votes", "right", "expected"),
     [

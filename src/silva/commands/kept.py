@@ -23,13 +23,14 @@ from silva.errors import ConfigError
 from silva.evaluation.comparison import Contender
 from silva.evaluation.evaluator import Job
 from silva.evaluation.store import SYNTHESIS, conditions
-from silva.evaluation.summary import contents_of, votes_of
+from silva.evaluation.summary import contents_of, ranges_of, votes_of
 from silva.models.sources import is_run, pinned
-from silva.protocols import TaskSet
+from silva.protocols import Split, TaskSet
 from silva.registries import REGISTRIES
 from silva.storage.layout import Layout
 from silva.storage.plain import read_plain
 from silva.storage.rollouts import RolloutRow, read_columns, read_rollouts, rollouts_in
+from silva.types import Task
 
 EVALS = Path("evals")
 """Holds a folder for each evaluation."""
@@ -61,14 +62,17 @@ class Kept:
             Contender(
                 f"{self.name}@step_{step}" if len(steps) > 1 else self.name, self.models.get(step, ""),
                 [row for row in self.rows if row.step == step], self.tasks, self.config.eval,
-                votes_of(self.config.environments), decided, self.cost,
+                votes_of(self.config.environments), ranges_of(self.config.environments), decided, self.cost,
             )
             for step in steps
         ]  # fmt: skip
 
 
-def kept(name: str) -> Kept:
+def kept(name: str, *, trained: bool = False) -> Kept:
     """The evaluation of this name.
+
+    Args:
+        trained: in its place the rollouts that a run trained on at a step, or dropped.
 
     Raises:
         ConfigError: there is none, it is not finished, or it has no such step.
@@ -78,6 +82,8 @@ def kept(name: str) -> Kept:
     resolved = load([f"@{Layout(path).config_toml}"], REGISTRIES, env={})
     files = Layout(path)
     if files.episodes.exists():
+        if trained:
+            raise ConfigError(f"--split train: {path} is an evaluation, of held-out tasks; expected a run")
         if not files.summary.exists():
             raise ConfigError(
                 f"{name}: {files.summary} is missing; the command that made it writes it again from "
@@ -90,10 +96,10 @@ def kept(name: str) -> Kept:
         if step is not None:
             rows = [row for row in rows if row.step == step]
     else:
-        at = _measured(path, name, step)
+        at = _played(path, name, step, trained)
         file = rollouts_in(files.rollouts)[at]
-        rows = [row for row in read_rollouts(file) if row.status == "eval"]
-        models, tasks, cost = {at: f"{path}@step_{at}"}, None, None
+        rows = [row for row in read_rollouts(file) if (row.status != "eval") == trained]
+        models, tasks, cost = {at: f"{path} in step {at}" if trained else f"{path}@step_{at}"}, None, None
     if not rows:
         raise ConfigError(f"{name}: {path} has no episodes of step {step}")
     if tasks is None:
@@ -127,10 +133,14 @@ def jobs_of_rows(
     Raises:
         ConfigError: a task is gone, or has another content now.
     """
-    tasks = {label: {task.id: task for task in each.tasks("eval")} for label, each in tasksets.items()}
+    tasks: dict[tuple[str, Split], dict[str, Task]] = {}
     jobs, changed = list[Job](), Counter[str]()
     for row in rows:
-        task = tasks.get(row.environment, {}).get(row.task)
+        split: Split = "eval" if row.status == "eval" else "train"
+        if (row.environment, split) not in tasks:
+            there = tasksets[row.environment].tasks(split) if row.environment in tasksets else ()
+            tasks[row.environment, split] = {task.id: task for task in there}
+        task = tasks[row.environment, split].get(row.task)
         if task is None or (contents and task.content() != contents[row.environment][row.task]):
             changed[row.environment] += 1
             continue
@@ -170,14 +180,16 @@ def _found(name: str) -> tuple[Path, int | None]:
     raise ConfigError(f"{name}: no evaluation of that name, no folder of one and no run{hint}")
 
 
-def _measured(run: Path, name: str, step: int | None) -> int:
-    """The step of a run's evaluation, the last one if none is asked for."""
+def _played(run: Path, name: str, step: int | None, trained: bool) -> int:
+    """The step of a run's evaluation, or of its training; the last one if none is asked for."""
     found = []
     for at, file in rollouts_in(Layout(run).rollouts).items():
-        if any(row["status"] == "eval" for row in read_columns(file, ["status"])):
+        if any((row["status"] != "eval") == trained for row in read_columns(file, ["status"])):
             found.append(at)
     if not found:
-        raise ConfigError(f"{name}: {run} has no episodes of an evaluation (monitoring.rollouts = true)")
+        what = "rollouts of training" if trained else "episodes of an evaluation"
+        raise ConfigError(f"{name}: {run} has no {what} (monitoring.rollouts = true)")
     if step is not None and step not in found:
-        raise ConfigError(f"{name}: {run} was evaluated at steps {', '.join(map(str, found))}")
+        done = "has rollouts of training of" if trained else "was evaluated at"
+        raise ConfigError(f"{name}: {run} {done} steps {', '.join(map(str, found))}")
     return found[-1] if step is None else step

@@ -25,6 +25,8 @@ class EnvironmentSettings(Section):
     """Programs that must be on the path."""
     bounds: ClassVar[tuple[str, ...]] = ()
     """("turns",) if `min_turns` and `max_turns` must be in order."""
+    reward_range: ClassVar[tuple[float, float] | None] = None
+    """The least and the highest raw reward of an episode; None: not known, or what `reward` knows."""
 
     type: str = ""
     name: str = ""

@@ -18,7 +18,7 @@ from silva.config.sections import Eval
 from silva.errors import ConfigError
 from silva.evaluation.evaluator import Vote, evaluation, majorities, reports_success, success
 from silva.evaluation.paired import difference, holm
-from silva.evaluation.statistics import estimate, pass_at_k
+from silva.evaluation.statistics import Range, estimate, pass_at_k
 from silva.evaluation.summary import COUNTS
 from silva.protocols import Attempt
 from silva.storage.rollouts import RolloutRow
@@ -51,6 +51,7 @@ class Contender:
     contents: Mapping[str, Mapping[str, str]]
     settings: Eval
     votes: Mapping[str, Vote] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
     conditions: Mapping[str, Any] = field(default_factory=dict)
     cost: float | None = None
 
@@ -173,10 +174,15 @@ def _metric(
 ) -> dict[str, Any]:
     share = None if metric == "reward" else is_share(metric)  # as an evaluation has it
     rows = [
-        {"name": each.name, **asdict(estimate(list(values.values()), share=share))}
+        estimate(list(values.values()), share=share, within=_range(label, metric, each))
         for each, values in zip(contenders, by_side, strict=True)
     ]
-    return {"environment": label, "metric": metric, "share": is_share(metric), "estimates": rows}
+    named = [{"name": each.name, **asdict(row)} for each, row in zip(contenders, rows, strict=True)]
+    return {"environment": label, "metric": metric, "share": is_share(metric), "estimates": named}
+
+
+def _range(label: str, metric: str, contender: Contender) -> Range | None:
+    return contender.ranges.get(label) if metric == "reward" else None
 
 
 def _difference(
@@ -188,7 +194,10 @@ def _difference(
     row = {"environment": label, "metric": metric, "a": contenders[0].name, "b": contenders[other].name}
     if not keys:
         return row | {"mean": None, "ci_low": None, "ci_high": None, "p": None, "n": 0, "p_holm": None}
-    found = difference([a[key] for key in keys], [b[key] for key in keys], share=is_share(metric))
+    sides = (_range(label, metric, contenders[0]), _range(label, metric, contenders[other]))
+    within = sides[0] if sides[0] == sides[1] else None  # two rewards are no scale to compare on
+    found = difference([a[key] for key in keys], [b[key] for key in keys], share=is_share(metric),
+                       within=within)  # fmt: skip
     p = found.p if is_share(metric) or metric == "reward" else None
     return row | asdict(found) | {"p": p, "p_holm": None}
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from silva.aio import gather
 from silva.config.sections import ContextSettings, EpisodeLimits, Eval, Synth
-from silva.evaluation.statistics import Estimate, estimate, maj_at_k, pass_at_k
+from silva.evaluation.statistics import Estimate, Range, estimate, maj_at_k, pass_at_k
 from silva.ports import derive
 from silva.protocols import Actor, Attempt, TaskSet
 from silva.rendering.renderer import Renderer
@@ -53,13 +53,15 @@ class Evaluation:
 
     estimates: by metric: success (if the environment reports it), reward, pass@k, maj@k; empty if every
         episode is left out. Of held-out rows: `NLL`.
-    bounds: (low, high) by metric, for shares only: the range of a reward is not known.
+    bounds: (low, high) by metric, for shares only: the range of a reward is not always known.
+    within: where its rewards can lie, if that is known.
     """
 
     environment: str
     estimates: Mapping[str, Estimate]
     bounds: Mapping[str, tuple[float, float]]
     episodes: tuple[tuple[str, Trajectory], ...]  # with the id of the task, in the order of the jobs
+    within: Range | None = None
 
     @property
     def left_out(self) -> int:
@@ -210,15 +212,23 @@ async def evaluate(
     renderer: Renderer | None,
     settings: Eval,
     limits: EpisodeLimits,
+    *,
+    ranges: Mapping[str, Range] = {},
     **how: Any,
 ) -> list[Evaluation]:
-    """Play all jobs of the settings; other arguments are those of `play_jobs`."""
+    """Play all jobs of the settings.
+
+    Args:
+        ranges: where rewards can lie, by environment.
+        how: other arguments of `play_jobs`.
+    """
     jobs = jobs_of(tasksets, settings)
     played = list(zip(jobs, await play_jobs(jobs, tasksets, actor, renderer, limits, **how), strict=True))
     return [
-        evaluation(label, [(job.task.id, t) for job, t in played if job.environment == label], settings)
+        evaluation(label, [(job.task.id, t) for job, t in played if job.environment == label], settings,
+                   within=ranges.get(label))
         for label in tasksets
-    ]
+    ]  # fmt: skip
 
 
 async def play_jobs(
@@ -269,20 +279,24 @@ async def play_jobs(
 
 
 def evaluation(
-    label: str, episodes: Sequence[tuple[str, Trajectory]], settings: Eval, vote: Vote | None = None
+    label: str,
+    episodes: Sequence[tuple[str, Trajectory]],
+    settings: Eval,
+    vote: Vote | None = None,
+    within: Range | None = None,
 ) -> Evaluation:
     """The numbers for one environment, from the id of the task of each episode, and the episode; with `vote`,
-    maj@k too."""
+    maj@k too. `within`: where rewards can lie."""
     k, sizes = settings.samples_per_task, settings.pass_sizes
     by_task: dict[str, list[Trajectory]] = {}
     for task, trajectory in episodes:
         by_task.setdefault(task, []).append(trajectory)
     usable = [[t for t in ts if t.has_result] for ts in by_task.values() if any(t.has_result for t in ts)]
     if not usable:
-        return Evaluation(label, {}, {}, tuple(episodes))
-    rewards = {"reward": estimate([np.array([t.raw_reward for t in ts]) for ts in usable])}
+        return Evaluation(label, {}, {}, tuple(episodes), within)
+    rewards = {"reward": estimate([np.array([t.raw_reward for t in ts]) for ts in usable], within=within)}
     if not reports_success(t for ts in usable for t in ts):
-        return Evaluation(label, rewards, {}, tuple(episodes))
+        return Evaluation(label, rewards, {}, tuple(episodes), within)
     shares = _shares([[success(t) for t in ts] for ts in usable], k, sizes)
     low, high = (
         _shares([[success(t) if t.has_result else left for t in ts] for ts in by_task.values()], k, sizes)
@@ -292,7 +306,8 @@ def evaluation(
     if vote is not None:
         shares |= majorities(by_task.values(), k, sizes, vote)
     found = {metric: estimate(values, share=True) for metric, values in shares.items()}
-    return Evaluation(label, {"success": found.pop("success"), **rewards, **found}, bounds, tuple(episodes))
+    found = {"success": found.pop("success"), **rewards, **found}
+    return Evaluation(label, found, bounds, tuple(episodes), within)
 
 
 def _shares(solved: Sequence[Sequence[float]], k: int, sizes: Sequence[int]) -> dict[str, list[np.ndarray]]:

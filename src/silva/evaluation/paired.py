@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from silva.evaluation.statistics import UP_TO, student, student_quantile
+from silva.evaluation.statistics import UP_TO, Range, student, student_quantile
 
 DRAWS = 20_000
 """Signs that are drawn if there are too many to go through all; the least p-value is 1 / (DRAWS + 1)."""
@@ -32,12 +32,15 @@ class Difference:
     n: int
 
 
-def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, share: bool) -> Difference:
+def difference(
+    a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, share: bool, within: Range | None = None
+) -> Difference:
     """Compare task by task.
 
     Args:
         a, b: for each task its samples [k_i], k_i >= 1; the same tasks in the same order.
         share: whether values lie between 0 and 1 by their nature.
+        within: where all values can lie; None: anywhere.
 
     Raises:
         ValueError: no task, or not the same number of them.
@@ -48,8 +51,11 @@ def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], *, share: bool)
     sizes = np.array([min(len(x), len(y)) for x, y in zip(a, b, strict=True)])
     if len(deltas) == 1:
         low, high = math.nan, math.nan
+    elif share:
+        low, high = _interval_of_shares(deltas, sizes)
     else:
-        low, high = _interval_of_shares(deltas, sizes) if share else student([d[None] for d in deltas])
+        widest = within and (within[0] - within[1], within[1] - within[0])
+        low, high = student([d[None] for d in deltas], widest)
     whole = math.lcm(*(len(x) for x in (*a, *b))) if share else 0
     return Difference(float(deltas.mean()), low, high, sign_flip(deltas, whole), len(deltas))
 

@@ -16,6 +16,9 @@ import numpy as np
 
 UP_TO = 0.975  # share of a distribution below the upper end of a 95 % interval
 
+Range = tuple[float, float]
+"""The least and the highest value that a number can have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -30,7 +33,9 @@ class Estimate:
     n: int
 
 
-def estimate(values_by_task: Sequence[np.ndarray], *, share: bool | None = None) -> Estimate:
+def estimate(
+    values_by_task: Sequence[np.ndarray], *, share: bool | None = None, within: Range | None = None
+) -> Estimate:
     """Mean over tasks of each task's mean, with an interval: `clustered_wilson` of a share, else `student`.
 
     A single task leaves only its own samples: the interval then speaks of that task alone.
@@ -38,6 +43,7 @@ def estimate(values_by_task: Sequence[np.ndarray], *, share: bool | None = None)
     Args:
         values_by_task: for each task its samples [k_i], k_i >= 1.
         share: whether values lie between 0 and 1 by their nature; None: if each is 0 or 1.
+        within: where all values can lie; Student's interval ends there.
 
     Raises:
         ValueError: no task, a task without samples, or a value that is not finite (or no share).
@@ -47,7 +53,7 @@ def estimate(values_by_task: Sequence[np.ndarray], *, share: bool | None = None)
         share = all(np.isin(values, (0.0, 1.0)).all() for values in tasks)
     mean = float(np.mean([values.mean() for values in tasks]))
     units = tasks if len(tasks) > 1 else [tasks[0][i : i + 1] for i in range(len(tasks[0]))]
-    low, high = (clustered_wilson if share else student)(units)
+    low, high = clustered_wilson(units) if share else student(units, within)
     return Estimate(mean, low, high, len(tasks))
 
 
@@ -165,16 +171,21 @@ def clustered_wilson(values_by_task: Sequence[np.ndarray]) -> tuple[float, float
     return wilson(p, n / effect, student_quantile(UP_TO, n - 1))
 
 
-def student(values_by_task: Sequence[np.ndarray]) -> tuple[float, float]:
+def student(values_by_task: Sequence[np.ndarray], within: Range | None = None) -> tuple[float, float]:
     """Student's t interval of the mean over tasks of each task's mean: (low, high); NaN if all are equal.
 
-    Args: as `clustered_wilson`, with any finite values.
+    What lies outside `within` is cut off. The true mean is never there, so coverage stays as it is.
+
+    Args:
+        values_by_task: as `clustered_wilson`, with any finite values.
+        within: where all values can lie; None: anywhere.
     """
     means = np.array([values.mean() for values in values_by_task])
     if np.ptp(means) == 0:
         return math.nan, math.nan
     half = student_quantile(UP_TO, len(means) - 1) * means.std(ddof=1) / len(means) ** 0.5
-    return float(means.mean() - half), float(means.mean() + half)
+    least, most = within or (-math.inf, math.inf)
+    return max(least, float(means.mean() - half)), min(most, float(means.mean() + half))
 
 
 def student_quantile(p: float, df: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from silva import __version__
 from silva.config.schema import RunConfig
 from silva.evaluation.evaluator import Evaluation, Job, Vote, evaluation, records, success
-from silva.evaluation.statistics import estimate
+from silva.evaluation.statistics import Range, estimate
 from silva.storage.rollouts import RolloutRow
 from silva.types import Trajectory
 
@@ -43,6 +43,13 @@ def votes_of(environments: Iterable[Any]) -> dict[str, Vote]:
     return {label: vote for label, vote in votes.items() if vote}
 
 
+def ranges_of(environments: Iterable[Any]) -> dict[str, Range]:
+    """Where the raw rewards of each environment can lie, by its label; of those that know it."""
+    graded = {each.label: getattr(each, "reward", each) for each in environments}
+    ranges = {label: getattr(each, "reward_range", None) for label, each in graded.items()}
+    return {label: each for label, each in ranges.items() if each}
+
+
 def contents_of(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
     """Digests of what the tasks are, by environment and id."""
     found: dict[str, dict[str, str]] = {}
@@ -55,14 +62,15 @@ def contents_of(jobs: Iterable[Job]) -> dict[str, dict[str, str]]:
 
 def evaluations_of(rows: Iterable[RolloutRow], config: RunConfig) -> dict[int, list[Evaluation]]:
     """The numbers of stored episodes, by step and then by environment, in the order of the rows."""
-    votes = votes_of(config.environments)
+    votes, ranges = votes_of(config.environments), ranges_of(config.environments)
     found: dict[int, dict[str, list[tuple[str, Trajectory]]]] = {}
     for row in rows:
         episodes = found.setdefault(row.step, {}).setdefault(row.environment, [])
         episodes.append((row.task, row.trajectory))
     return {
         step: [
-            evaluation(label, episodes, config.eval, votes.get(label)) for label, episodes in by_label.items()
+            evaluation(label, episodes, config.eval, votes.get(label), ranges.get(label))
+            for label, episodes in by_label.items()
         ]
         for step, by_label in found.items()
     }
@@ -154,7 +162,8 @@ def _groups(found: Evaluation, of: Callable[[Trajectory], float]) -> list[dict[s
         those, by_task = [each for each in episodes if low <= each[0] < after], dict[str, list[float]]()
         for _, task, value in those:
             by_task.setdefault(task, []).append(value)
-        made = estimate([np.array(each) for each in by_task.values()], share=metric == "success" or None)
+        share = metric == "success" or None
+        made = estimate([np.array(each) for each in by_task.values()], share=share, within=found.within)
         groups.append(
             {"from": low, "to": those[-1][0], "count": len(those), "at": _mean(each[0] for each in those),
              "metric": metric, "mean": made.mean, "ci_low": made.ci_low, "ci_high": made.ci_high}

@@ -54,6 +54,10 @@ class CodeTests(RewardSettings, SandboxSettings):
             raise ValueError("keep_state: each test runs the code from its start. Leave it out")
         return self
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
     def build(self) -> CodeTestsReward:
         return CodeTestsReward(self, chosen(self))
 

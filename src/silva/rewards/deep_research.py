@@ -65,6 +65,10 @@ class DeepResearch(RewardSettings):
     box: bool = True
     r"""Whether the format asks for a \boxed{} in the answer."""
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return (0.0 if self.format_share else -self.penalty), 1.0 + (self.bonus if self.tools else 0.0)
+
     def build(self) -> Reward:
         return DeepResearchReward(self, self.correctness.build())
 

@@ -15,6 +15,11 @@ class RewardSettings(Section):
 
     type: str = ""
 
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The least and the highest value; None if the settings do not know them."""
+        return None
+
     def vote(self, reply: str) -> str | None:
         """The final answer of a reply, so written that equal answers are equal texts; None if there is none,
         or if the reward knows no single answer. Majorities are counted with it (maj@k)."""

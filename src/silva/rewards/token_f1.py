@@ -24,6 +24,10 @@ class TokenF1(RewardSettings):
     least: Fraction = 0.0
     """F1 below which the reward is 0: no credit for a common word or two."""
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
     def build(self) -> Reward:
         return TokenF1Reward(self)
 

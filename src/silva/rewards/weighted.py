@@ -62,6 +62,10 @@ class Weighted(RewardSettings):
             raise ValueError("expected `decides` at one part at most")
         return self
 
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        return 0.0, sum(part.weight for part in self.parts)
+
     def build(self) -> Reward:
         return WeightedReward(self, [part.reward.build() for part in self.parts])
 

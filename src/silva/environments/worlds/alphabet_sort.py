@@ -37,6 +37,7 @@ MOST_NAMES = 60  # of one episode
 
 class AlphabetSort(EnvironmentSettings):
     bounds: ClassVar = ("turns", "names")
+    reward_range: ClassVar = (0.0, 1.0)
 
     type: Literal["alphabet_sort"] = "alphabet_sort"
     style: Literal["full", "compact"] = "full"

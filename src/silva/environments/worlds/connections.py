@@ -15,7 +15,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from math import comb
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,6 +34,8 @@ _GROUP = re.compile(r"<group>([^<>]*)</group>")
 
 
 class Connections(EnvironmentSettings):
+    reward_range: ClassVar = (0.0, 1.0)
+
     type: Literal["connections"] = "connections"
     form: Literal["single", "turns"] = "single"
     """`single`: all groups in one answer; `turns`: one group a turn."""

@@ -35,6 +35,7 @@ _POWER = re.compile(r"\*\*|//")
 
 class Countdown(EnvironmentSettings):
     bounds: ClassVar = ("numbers",)
+    reward_range: ClassVar = (0.0, 1.0)
 
     type: Literal["countdown"] = "countdown"
     style: Literal["full", "compact"] = "full"

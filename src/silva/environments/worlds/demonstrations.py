@@ -34,6 +34,7 @@ FINAL = "Final Answer: "  # begins the last action of Act-PRM's dialogues
 
 class Demonstrations(GivenRows, EnvironmentSettings):
     needs: ClassVar[str] = "rows (`path`, `hub` or `rows`)"
+    reward_range: ClassVar = (0.0, 1.0)
 
     type: Literal["demonstrations"] = "demonstrations"
     thoughts: bool = False

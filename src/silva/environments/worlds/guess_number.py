@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,8 @@ from silva.types import Message, Observation, Step, Task
 
 
 class GuessNumber(EnvironmentSettings):
+    reward_range: ClassVar = (0.0, 1.0)
+
     type: Literal["guess_number"] = "guess_number"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows range and hints alone (small models trained from scratch)."""

@@ -30,6 +30,7 @@ LISTED_DISKS = 6  # up to here all tasks are listed (3^6 positions x 3 goals), b
 
 class Hanoi(TextGameSettings):
     bounds: ClassVar = ("disks",)
+    reward_range: ClassVar = (0.0, 1.0)
 
     type: Literal["hanoi"] = "hanoi"
     form: Literal["turns", "single"] = "turns"

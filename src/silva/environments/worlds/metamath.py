@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ ORIGINAL = "original_question"  # its column of the question of which a row is a
 
 
 class MetaMath(FirstRows, EnvironmentSettings):
+    reward_range: ClassVar = (0.0, 1.0)
+
     type: Literal["metamath"] = "metamath"
     path: str = ""
     """File, folder, or data set on the hub (meta-math/MetaMathQA); empty: word problems from templates."""

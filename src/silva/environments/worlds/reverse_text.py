@@ -24,6 +24,7 @@ _VOWELS = "aeiou"
 
 class ReverseText(EnvironmentSettings):
     bounds: ClassVar = ("letters",)
+    reward_range: ClassVar = (0.0, 1.0)
 
     type: Literal["reverse_text"] = "reverse_text"
     style: Literal["full", "compact"] = "full"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -34,6 +34,8 @@ _ACTION = re.compile(r"(search|click)\s*\[(.*)\]", re.DOTALL | re.IGNORECASE)
 
 
 class WebShop(TextGameSettings):
+    reward_range: ClassVar = (0.0, 1.0)
+
     type: Literal["webshop"] = "webshop"
     products: str = ""
     """File of products in the format of WebShop's items_shuffle.json; empty: a made-up catalogue."""

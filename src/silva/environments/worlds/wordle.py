@@ -19,7 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -39,6 +39,8 @@ Marked = tuple[str, str]  # a guess and its marks
 
 
 class Wordle(EnvironmentSettings):
+    reward_range: ClassVar = (0.0, 1.0)
+
     type: Literal["wordle"] = "wordle"
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows marks alone (small models trained from scratch)."""
