@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from silva.errors import RecordError, RunFolderError
+from silva.evaluation import store
 from silva.evaluation.evaluator import Job
 from silva.evaluation.store import EvalFolder, free_name
-from silva.ports import FaultyFiles, use_files
+from silva.ports import FILES, FaultyFiles, use_files
 from silva.storage.rollouts import read_rollouts
 from silva.types import Segment, Task, Trajectory, Turn
 
@@ -153,3 +155,28 @@ def test_a_full_disk_keeps_what_there_was(tmp_path: Path) -> None:
         keep(folder, JOBS[2])
     with opened(tmp_path / "e") as folder:
         assert [row.trajectory.id for row in folder.in_order([0], JOBS)] == [JOBS[0].id, JOBS[2].id]
+
+
+def test_a_finished_one_is_read_where_nothing_may_be_written(tmp_path: Path, monkeypatch) -> None:
+    """And refused if anything would have to be written."""
+    with opened(tmp_path / "e") as folder:
+        keep(folder, *JOBS)
+        folder.write(folder.in_order([0], JOBS), {"name": "e"})
+        folder.done()
+    with opened(tmp_path / "half") as folder:
+        keep(folder, JOBS[0])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    monkeypatch.setattr(store, "lock", refused)
+    monkeypatch.setattr(FILES, "write_atomic", refused)
+    with opened(tmp_path / "e") as folder:
+        assert folder.read_only and folder.finished and folder.missing(0, JOBS) == 0
+    with pytest.raises(RunFolderError, match=r"holds another evaluation: seed was 1, is 2"):
+        opened(tmp_path / "e", THIS | {"seed": 2})
+    for path, how in (("e", {"overwrite": True}), ("half", {})):
+        with pytest.raises(RunFolderError, match=rf"{path} cannot be written: Read-only file system"):
+            opened(tmp_path / path, **how)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def refused(*_: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")

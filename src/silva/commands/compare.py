@@ -38,11 +38,13 @@ def run(given: Given) -> int:
         raise ConfigError(f"silva eval compare: {names[0]} is one evaluation; expected another one too")
     found = compare(contenders, shared="--shared" in given)
     usual = shorten("-".join(Path(name).name for name in names), 100).strip(".")
-    page = write_comparison(Path(given.options.get("--output", EVALS / f"compare-{usual}.html")), found)
+    page = Path(given.options.get("--output", EVALS / f"compare-{usual}.html"))
     if "--json" in given:
         put(json.dumps(found, indent=1))
     else:
         show(found)
+    write_comparison(page, found)  # last: where it cannot be written, the numbers are there all the same
+    if "--json" not in given:
         put(f"{page}: plots, and both replies to each task that changed sides")
     return 0
 

@@ -50,7 +50,10 @@ def evaluate(asked: EvalRequest) -> Series:
     with EvalFolder.open(path, this, toml, overwrite=asked.overwrite, given=given) as store:
         missing = {step: count for step in steps if (count := store.missing(step, jobs))}
         total, decode = len(jobs) * len(steps), None
-        if not missing and store.finished:
+        if store.read_only:
+            missing = {}
+            say(f"{path}: it was finished before, and nothing may be written there: as it is", console)
+        elif not missing and store.finished:
             say(f"{path}: it was finished before, so nothing is played; --overwrite plays it again", console)
         else:
             if sum(missing.values()) < total:

@@ -13,6 +13,7 @@ again when the same evaluation is asked for again. Not here: who plays, and the 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ EVALUATION, SYNTHESIS = "evaluation", "synthesis"
 SECTIONS = ("seed", "environments", "rendering", "eval", "engine")
 ROLLOUT = ("limits", "redo", "context")
 """What of a configuration decides the episodes of an evaluation, besides `rollout` with these keys."""
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""What the operating system says where nothing may be written."""
 
 
 def identity(
@@ -79,13 +82,16 @@ class EvalFolder(Layout):
 
     rows: finished episodes by step and key, those without a result among them.
     spent: what a paid service has counted until now.
+    read_only: it is finished, and lies where nothing may be written. What it holds can be read, without a
+        lock.
     """
 
-    def __init__(self, path: Path, held: TextIO) -> None:
+    def __init__(self, path: Path, held: TextIO | None) -> None:
         super().__init__(path)
         self.rows: dict[tuple[int, Key], RolloutRow] = {}
         self.spent: dict[str, Any] = {}
         self._lock, self._writer = held, Journal(self.journal)
+        self.read_only = held is None
 
     @classmethod
     def open(
@@ -112,20 +118,19 @@ class EvalFolder(Layout):
             RecordError: what it holds is damaged.
         """
         before = _before(path, what)
-        with writing_to(path):
-            path.mkdir(parents=True, exist_ok=True)
-            folder = cls(path, lock(path))
+        folder = cls(path, _held(path, may_read=what == EVALUATION and not overwrite))
         try:
-            for leftover in path.glob(".*.tmp-*"):  # of a write that was killed before its rename
-                FILES.remove_tree(leftover)
+            for leftover in path.glob(".*.tmp-*") if not folder.read_only else ():
+                FILES.remove_tree(leftover)  # of a write that was killed before its rename
             if before and overwrite:
                 folder._clear()
             elif before and (changed := _changed(before, this, given)):
                 raise RunFolderError(f"{path} holds another {what}: {changed}. {_ADVICE}")
             folder._read()
-            with writing_to(path):
-                FILES.write_atomic(folder.config_toml, toml.encode())
-                write_plain(folder.config_json, {what: this})
+            if not folder.read_only:
+                with writing_to(path):
+                    FILES.write_atomic(folder.config_toml, toml.encode())
+                    write_plain(folder.config_json, {what: this})
         except BaseException:
             folder.close()
             raise
@@ -162,7 +167,7 @@ class EvalFolder(Layout):
     @property
     def finished(self) -> bool:
         """Whether everything is written that follows from its episodes."""
-        return self.summary.exists() and not self.journal.exists()
+        return _finished(self)
 
     def write(
         self, rows: Sequence[RolloutRow], summary: Mapping[str, Any], dialogues: bytes | None = None
@@ -181,7 +186,8 @@ class EvalFolder(Layout):
 
     def close(self) -> None:
         self._writer.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def __enter__(self) -> EvalFolder:
         return self
@@ -233,6 +239,23 @@ def writing_to(path: Path) -> Iterator[None]:
         raise RunFolderError(
             f"{path} cannot be written: {error.strerror or error}. What was played before is kept"
         ) from error
+
+
+def _held(path: Path, *, may_read: bool) -> TextIO | None:
+    """The lock of a folder, which is made if it is not there. None, with `may_read`, of a finished one that
+    cannot be locked because nothing may be written there."""
+    with writing_to(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            return lock(path)
+        except OSError as error:
+            if may_read and error.errno in READ_ONLY and _finished(Layout(path)):
+                return None
+            raise
+
+
+def _finished(files: Layout) -> bool:
+    return files.summary.exists() and not files.journal.exists()
 
 
 @contextmanager
