@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 77_934),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 78_459),
+    "lines of src/silva": (lambda: lines(SOURCE), 78_319),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 78_679),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 30),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -79,6 +80,29 @@ def test_what_ends_it_early_loses_nothing(silva, monkeypatch, how):
 
 
 @pytest.mark.slow
+def test_a_finished_one_is_shown_where_nothing_may_be_written(silva, monkeypatch):
+    """Also if it holds an episode without a result, which would be played again elsewhere."""
+    play = evaluator.play
+
+    async def broken(task, *rest, id, **how):
+        played = await play(task, *rest, id=id, **how)
+        return dataclasses.replace(played, failure="redo", error="broken") if id.endswith("/3") else played
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "play", broken)
+        out, _ = silva("@", "e.toml", "--tasks", 2, "--json")
+    monkeypatch.setattr(store, "lock", refused)
+    monkeypatch.setattr(evaluator, "play", refused)
+    shown, err = silva("@", "e.toml", "--tasks", 2, "--json")
+    assert shown == out and json.loads(out)[0]["left_out"] == 2
+    assert "evals/tiny-parity: it was finished before, and nothing may be written there" in err
+
+
+def refused(*_: object, **__: object) -> None:
+    raise PermissionError(13, "Permission denied")
+
+
+@pytest.mark.slow
 def test_the_page_has_every_transcript_and_the_summary_means(silva):
     out, _ = silva("@", "e.toml")
     folder = Path("evals/tiny-parity")
@@ -152,6 +176,31 @@ def test_an_api_by_its_name(silva, api):
 def test_options_that_make_no_sense_are_named(silva, options, words):
     _, err = silva("@", "e.toml", *options.split(), code=2)
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("@ e.toml --reward math", "--reward: no option of silva eval; expected silva eval --regrade"),
+        ("@ e.toml --split train", "--split: no option of silva eval; expected silva eval --regrade"),
+        (
+            "@ e.toml --output x",
+            "--output: no option of silva eval; expected silva eval compare or silva eval exp",
+        ),
+        ("compare a b --tasks 2", "--tasks: no option of silva eval compare; expected a model that plays or"),
+        (
+            "export a --to inspect --json",
+            "--json: no option of silva eval export; expected a model that plays",
+        ),
+        ("--list --samples 2", "--samples: no option of silva eval --list; expected a model that plays or"),
+        (
+            "--regrade a --reward math --to inspect",
+            "--to: no option of silva eval --regrade; expected silva eval e",
+        ),
+    ],
+)
+def test_options_of_another_form_are_refused(silva, arguments, words):
+    assert words in silva(*arguments.split(), code=2)[1]
 
 
 def test_damaged_files_are_named_with_what_to_do(silva):

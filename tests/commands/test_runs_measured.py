@@ -170,6 +170,33 @@ def test_a_run_is_graded_again_without_a_model(silva, runs):
     assert {path.name for path in Path("evals").iterdir()} == {"same", "one-odd"}
 
 
+@pytest.mark.usefixtures("no_model")
+def test_rollouts_of_training_are_graded_again_by_a_key(silva, runs):
+    """Those of the last step, or of the one that is named; of an evaluation there are none."""
+    train = ("--split", "train", "--reward")
+    for step, name in ((2, runs / "one"), (1, runs / "one@step_1")):
+        silva("--regrade", name, *train, runs / "graders.py:even", "--name", f"same-{step}")
+        all_of = read_rollouts(runs / f"one/rollouts/step_{step}.parquet")
+        stored = [row for row in all_of if row.status != "eval"]
+        assert repr(read_rollouts(Path(f"evals/same-{step}/episodes.parquet"))) == repr(stored) != "[]"
+    out, err = silva("--regrade", runs / "one", *train, runs / "graders.py:odd")
+    graded = read_rollouts(Path("evals/same-2/episodes.parquet"))
+    right = sum(row.trajectory.metrics["success"] == 1 for row in graded)
+    counts = f"{8 - right} are solved now, {right} no longer, 0 still, 0 neither"
+    assert f"8 episodes: {counts}" in " ".join(out.split())
+    assert "evals/one-odd-train: 8 episodes, graded without a call of the model" in err
+    found = json.loads(silva("compare", "same-2", "one-odd-train", "--json")[0])
+    rows = {each["metric"]: each["estimates"] for each in found["metrics"]}
+    assert [each["mean"] for each in rows["success"]] == [right / 8, 1 - right / 8]
+    silva("export", "same-2", "--to", "inspect")  # which needs the tasks
+    _, err = silva("--regrade", "same-2", *train, runs / "graders.py:odd", code=2)
+    assert "--split train: evals/same-2 is an evaluation, of held-out tasks; expected a run" in err
+    _, err = silva("--regrade", runs / "one@step_0", *train, runs / "graders.py:odd", code=2)
+    assert "has rollouts of training of steps 1, 2" in err
+    _, err = silva("--regrade", runs / "one", "--split", "test", "--reward", "math", code=2)
+    assert "--split: got 'test', expected eval or train" in err
+
+
 def test_checkpoints_that_are_played_again_measure_what_their_run_did(silva, runs):
     """The seeds of a held-out episode are those of the run, so even samples are the same."""
     known = {row["step"]: row for row in measured(runs / "one")}

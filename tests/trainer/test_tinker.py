@@ -217,7 +217,7 @@ def test_a_model_at_a_service_is_loaded_nowhere_and_has_no_plan(tmp_path):
     found = config(tmp_path)
     assert not Assembly(found).host.holds_model
     assert Assembly(config(tmp_path, "--trainer.type", "local", "--engine.type", "local")).host.holds_model
-    with pytest.raises(CapabilityError, match=r"--dry-run: a plan plays with the model"):
+    with pytest.raises(CapabilityError, match=r"--dry-run: a plan needs the model"):
         plan_run(found)
 
 

@@ -5,6 +5,7 @@ from silva.commands.command import CONFIGURED, Command, Option
 
 POLICIES = ("model", "expert", "random")
 _JSON = Option("--json", "print the result as JSON")
+_DRY_RUN = Option("--dry-run", "print the resolved configuration and the plan in numbers, then stop")
 _OVERWRITE = Option(
     "--overwrite", "replace the run in output_dir/name; the old run is removed when the new one begins")
 _RESUME = (
@@ -41,7 +42,7 @@ COMMANDS: dict[str, Command] = {
         "train with reinforcement learning",
         "@ configs/quickstart.toml --steps 20",
         "silva.commands.configured:rl",
-        (Option("--dry-run", "print the resolved configuration and the plan in numbers, then stop"),
+        (_DRY_RUN,
          Option("--seeds", "a LoRA run of each of these seeds, at once on one base model, and one report of "
                 "means and intervals", "N-N", "numbers such as 0-7 or 0,3,7"),
          *_RESUME, _OVERWRITE),
@@ -107,7 +108,7 @@ COMMANDS: dict[str, Command] = {
         "train on dialogues of [data], or on the scripted play of [warm_start]",
         "@ configs/frozen_lake_tiny.toml",
         "silva.commands.configured:sft",
-        (*_RESUME, _OVERWRITE,
+        (_DRY_RUN, *_RESUME, _OVERWRITE,
          Option("--max-bad-rows", "so many rows that cannot be read are left out and counted "
                 "(data.max_bad_rows)", "N", "a number")),
     ),
@@ -133,13 +134,15 @@ COMMANDS: dict[str, Command] = {
                 "an evaluation or a run"),
          Option("--reward", "that reward: a name, or file.py:function; other keys are its own", "NAME",
                 "the name of a reward"),
+         Option("--split", "what of a run is graded: eval, its held-out episodes (default), or train, its "
+                "rollouts of training", "SPLIT", "eval or train"),
          Option("--to", "the format of an export", "FORMAT", "inspect"),
          Option("--output", "where a comparison's page or an export goes", "PATH", "a path"),
          _JSON),
         (CONFIGURED, "SUITE ... --model NAME [--data DIR] [--samples K] [--tasks N]", "--list [--json]",
          "compare A B ... [--shared] [--output FILE] [--json]",
          "export NAME --to inspect [--output DIR]",
-         "--regrade EVAL --reward NAME [--key VALUE ...] [--name NAME] [--json]"),
+         "--regrade EVAL --reward NAME [--key VALUE ...] [--split train] [--name NAME] [--json]"),
         {"SUITE": "one or more of the list",
          "A B ...": "evaluations of the same tasks: NAME of evals/NAME, NAME@step_200, a folder, a run"},
         "Every episode is written to evals/NAME as it ends. The same command goes on if it was interrupted,\n"

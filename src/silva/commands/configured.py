@@ -26,16 +26,8 @@ def rl(given: Given) -> int:
     config = resolved.config
     if "--dry-run" in given:
         from silva.commands.plan import describe, plan_run
-        from silva.config.saved import to_toml
 
-        signals.be_caught()
-        try:
-            plan = describe(plan_run(config))
-        except signals.Interrupted:  # in the probe's warm start
-            raise KeyboardInterrupt from None
-        print(to_toml(resolved))
-        put("\n".join(f"# {line}" for line in plan.splitlines()))  # so that all of it is TOML
-        return 0
+        return _planned(resolved, lambda: describe(plan_run(config)))
     if config.placement.starts:
         from silva.commands.supervise import supervise
 
@@ -45,6 +37,20 @@ def rl(given: Given) -> int:
     from silva.commands.train import train
 
     return _trained(train, resolved, given)
+
+
+def _planned(resolved: Resolved, plan: Callable[[], str]) -> int:
+    """Print the configuration and the plan of it; nothing is written."""
+    from silva.config.saved import to_toml
+
+    signals.be_caught()
+    try:
+        said = plan()
+    except signals.Interrupted:  # in the probe's warm start
+        raise KeyboardInterrupt from None
+    print(to_toml(resolved))
+    put("\n".join(f"# {line}" for line in said.splitlines()))  # so that all of it is TOML
+    return 0
 
 
 def _rl_of_seeds(given: Given) -> int:
@@ -95,6 +101,10 @@ def sft(given: Given) -> int:
     if "--max-bad-rows" in given:
         given.rest.append(f"--data.max_bad_rows={given.options['--max-bad-rows']}")
     resolved, _ = _begun_or_new(given)
+    if "--dry-run" in given:
+        from silva.commands.plan_sft import describe, plan_supervised
+
+        return _planned(resolved, lambda: describe(plan_supervised(resolved.config)))
     from silva.commands.sft import supervise
 
     return _trained(supervise, resolved, given)
@@ -120,20 +130,41 @@ def inference(given: Given) -> int:
     return serve_inference(resolved, given.options)
 
 
-def evaluate(given: Given) -> int:
-    if "--list" in given:
-        from silva.commands.suites import list_suites
+_PLAY, _REGRADE = "", "--regrade"
+_FORMS = {
+    "--list": ("--list",),
+    "--shared": ("compare",),
+    "--to": ("export",),
+    "--output": ("compare", "export"),
+    "--json": (_PLAY, "--list", "compare", _REGRADE),
+    "--reward": (_REGRADE,),
+    "--split": (_REGRADE,),
+}
+"""Forms of `silva eval` that have an option, if these are not `_PLAYED`."""
+_PLAYED = (_PLAY, _REGRADE)  # where it may be a key of a reward
 
-        return list_suites(given)
-    if given.rest[:1] == ["compare"]:
+
+def evaluate(given: Given) -> int:
+    word = given.rest[0] if given.rest[:1] in (["compare"], ["export"]) else _PLAY
+    form = word or next((flag for flag in ("--list", _REGRADE) if flag in given), _PLAY)
+    for flag in given.options:
+        forms = _FORMS.get(flag, _PLAYED)
+        if form not in forms:
+            expected = " or ".join(
+                "a model that plays" if each == _PLAY else f"silva eval {each}" for each in forms
+            )
+            raise ConfigError(f"{flag}: no option of {f'silva eval {form}'.strip()}; expected {expected}")
+    if form == "--list":
+        return _list_suites(given)
+    if form == "compare":
         from silva.commands.compare import run as compare
 
         return compare(given)
-    if given.rest[:1] == ["export"]:
+    if form == "export":
         from silva.commands.export_log import run as export
 
         return export(given)
-    if "--regrade" in given:
+    if form == _REGRADE:
         from silva.commands.regrade import run as regrade
 
         return regrade(given)
@@ -143,6 +174,22 @@ def evaluate(given: Given) -> int:
     what = asked(given)
     signals.be_caught()
     return report(evaluate(what), what, as_json="--json" in given)
+
+
+def _list_suites(given: Given) -> int:
+    from silva.evaluation.suites import rows
+
+    given.only(0, "no more than --list and --json")
+    found = rows()
+    if "--json" in given:
+        put(json.dumps(found, indent=1))
+        return 0
+    width = max(len(row["name"]) for row in found)
+    for row in found:
+        gate = f"; {row['gate']}" if row["gate"] else ""
+        put(f"{row['name']:<{width}}  {row['rows']:>6,} rows  {row['metric']}, {row['licence']}{gate}")
+        put(f"{'':<{width}}  {row['title']}: {row['source']}")
+    return 0
 
 
 def synthesize(given: Given) -> int:

@@ -30,6 +30,7 @@ from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import CapabilityError, NoSignalError
 from silva.models.adapters import merged_bytes
+from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
 from silva.models.trie import build
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
@@ -67,6 +68,35 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a run takes, of memory at most and of disk for a checkpoint."""
+
+    parameters: int
+    trained: int
+    memory_bytes: float
+    checkpoint_bytes: float
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, memory_bytes: float) -> Room:
+        parameters = list(loaded.model.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        checkpoint = 3.0 * trained * max(4, loaded.dtype.itemsize)  # what learns is 4 bytes or 8
+        return cls(sum(p.numel() for p in parameters), trained, memory_bytes, checkpoint)
+
+    def lines(self, config: RunConfig, *, rollouts: bool = True) -> list[str]:
+        """In words. `rollouts`: episodes are played, and kept."""
+        trained = "" if self.trained == self.parameters else f", {short(self.trained)} trained"
+        kept = config.checkpoint.keep + config.checkpoint.keep_best
+        return [
+            f"memory: about {in_words(self.memory_bytes)} at most, for {short(self.parameters)} parameters"
+            + trained,
+            f"disk: checkpoints of about {in_words(self.checkpoint_bytes)}, at most {kept} kept",
+            f"files: {config.output_dir}/{config.name}/{{config.toml, metrics.jsonl, ledger.jsonl, "
+            f"{'rollouts/, ' if rollouts else ''}checkpoints/, weights/, summary.json, report.html}}",
+        ]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run will do, if all its episodes are as those of `probe`.
 
@@ -83,10 +113,7 @@ class Plan:
     kept: float
     compares: bool
     eval_episodes: int
-    parameters: int
-    trained_parameters: int
-    memory_bytes: float
-    checkpoint_bytes: float
+    room: Room
     shown: tuple[str, str]
     data: Sequence[str] = ()  # how rows were read and how many tasks there are
     warnings: Sequence[str] = ()
@@ -99,22 +126,13 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
-    if config.trainer.remote:
-        raise CapabilityError(
-            f'--dry-run: a plan plays with the model, which trainer.type = "{config.trainer.type}" has at a '
-            'service; expected "local", and a model that fits here'
-        )
-    config = _alone(here(config))
-    if config.engine.remote:  # a plan starts nothing and asks nobody
-        config = config.model_copy(update={"engine": type(config).model_fields["engine"].default})
+    config = alone(config)
     with loaded(config) as assembly:
         refuse_too_large(assembly.model)
         groups, warnings = asyncio.run(_probe(assembly))
         probe = _summarise(config.algorithm, groups)
-        memory, shown = _memory(assembly, probe), _shown(assembly.renderer, groups)
-        data, eval_episodes = assembly.data_notes, _eval_episodes(assembly)
-    parameters = list(assembly.model.model.parameters())
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
+        room, shown = Room.of(assembly.model, _memory(assembly, probe)), _shown(assembly.renderer, groups)
+        data, episodes = assembly.data_notes, eval_episodes(assembly)
     scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
     compares = config.algorithm.relative and not scripted  # what an expert earns tells nothing
     silent_share = probe.silent / probe.groups if compares else 0.0
@@ -131,11 +149,8 @@ def plan_run(config: RunConfig) -> Plan:
         config, probe, compares=compares, shown=shown, data=data, warnings=warnings,
         refills=issued * sum(silent[:-1]),
         kept=min(issued * (1 - silent[-1]), rollout.groups_per_step),
-        eval_episodes=eval_episodes,
-        parameters=sum(p.numel() for p in parameters),
-        trained_parameters=trained,
-        memory_bytes=memory,
-        checkpoint_bytes=3.0 * trained * max(4, assembly.model.dtype.itemsize),  # what learns is 4 bytes or 8
+        eval_episodes=episodes,
+        room=room,
     )  # fmt: skip
 
 
@@ -153,22 +168,13 @@ def describe(plan: Plan) -> str:
         plan.compares
         and f"{probe.groups - probe.silent} of {probe.groups} groups in a probe have episodes that earned "
         "different rewards, as learning needs",
-        f"a step: about {_count(generated)} tokens sampled and {_count(probe.rows * plan.kept * size)} rows "
-        f"trained, of {_count(trained)} tokens with their prompts; the longest row has {probe.longest}",
-        f"in all: about {_count(config.steps * generated)} tokens sampled and "
-        f"{_count(config.steps * trained)} in rows, if all stays as in a probe",
+        f"a step: about {short(generated)} tokens sampled and {short(probe.rows * plan.kept * size)} rows "
+        f"trained, of {short(trained)} tokens with their prompts; the longest row has {probe.longest}",
+        f"in all: about {short(config.steps * generated)} tokens sampled and "
+        f"{short(config.steps * trained)} in rows, if all stays as in a probe",
         f"{1 + (-(-config.steps // config.eval.every) if config.eval.every else 1)} evaluations of "
         f"{plan.eval_episodes} held-out episodes",
-        f"memory: about {in_words(plan.memory_bytes)} at most, for {_count(plan.parameters)} parameters"
-        + (
-            ""
-            if plan.trained_parameters == plan.parameters
-            else f", {_count(plan.trained_parameters)} trained"
-        ),
-        f"disk: checkpoints of about {in_words(plan.checkpoint_bytes)}, at most "
-        f"{config.checkpoint.keep + config.checkpoint.keep_best} kept",
-        f"files: {config.output_dir}/{config.name}/{{config.toml, metrics.jsonl, ledger.jsonl, rollouts/, "
-        "checkpoints/, weights/, summary.json, report.html}",
+        *plan.room.lines(config),
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),
@@ -186,11 +192,25 @@ def _quoted(text: str) -> list[str]:
     return [f"  | {line}" for line in text.split("\n")]
 
 
-def _alone(config: RunConfig) -> RunConfig:
-    """Its trainer is one process, which shares its weights with the engine."""
+def alone(config: RunConfig) -> RunConfig:
+    """With everything in this process, since a plan starts nothing and asks nobody; the trainer is one rank,
+    which shares its weights with the engine.
+
+    Raises:
+        CapabilityError: the model is a service's.
+    """
+    if config.trainer.remote:
+        raise CapabilityError(
+            f'--dry-run: a plan needs the model, which trainer.type = "{config.trainer.type}" has at a '
+            'service; expected "local", and a model that fits here'
+        )
+    config = here(config)
     fields = type(config.trainer).model_fields
-    alone = {key: fields[key].default for key in ("ranks", "parallel", "transfer") if key in fields}
-    return config.model_copy(update={"trainer": config.trainer.model_copy(update=alone)})
+    own = {key: fields[key].default for key in ("ranks", "parallel", "transfer") if key in fields}
+    update: dict[str, Any] = {"trainer": config.trainer.model_copy(update=own)}
+    if config.engine.remote:
+        update["engine"] = type(config).model_fields["engine"].default
+    return config.model_copy(update=update)
 
 
 async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
@@ -255,7 +275,7 @@ def _memory(assembly: Assembly, probe: ProbeResult) -> float:
     rows = max(rollouts / config.trainer.updates_per_step,
                config.warm_start.episodes_per_step if config.warm_start else 0)  # fmt: skip
     micro_batch = min(config.trainer.micro_batch_tokens, probe.unique * rows)
-    cached = assembly.engine.memory(max(rollouts, _eval_episodes(assembly)), probe.longest)
+    cached = assembly.engine.memory(max(rollouts, eval_episodes(assembly)), probe.longest)
     # On a GPU the process is not in the memory that counts.
     own = process_bytes() if loaded.device.type == "cpu" else 0.0
     return own + training_bytes(config, loaded.model, micro_batch) + cached
@@ -265,20 +285,24 @@ def process_bytes() -> float:
     return PROCESS_BYTES + (CUDA_BYTES if torch.version.cuda else 0)
 
 
-def training_bytes(config: RunConfig, model: PreTrainedModel, micro_batch: float, shards: float = 1) -> float:
+def training_bytes(
+    config: RunConfig, model: PreTrainedModel, micro_batch: float, shards: float = 1, *, recipe: bool = True
+) -> float:
     """Weights, what learning takes, models beside the policy, and activations of `micro_batch` tokens.
 
     Args:
         shards: ranks among which models are divided, of which it is one's part.
+        recipe: with the models that `[algorithm]` asks for, which supervised training has none of.
     """
     each = getattr(torch, config.model.dtype).itemsize
     weights, learning = sum(p.nbytes for p in model.parameters()), learning_bytes(model.parameters())
     models = weights + learning
-    if config.algorithm.refers and config.algorithm.reference is not None:  # a model of its own
+    refers = recipe and config.algorithm.refers
+    if refers and config.algorithm.reference is not None:  # a model of its own
         models += weights
-    elif config.algorithm.refers:  # a copy of the weights that are trained
+    elif refers:  # a copy of the weights that are trained
         models += sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    if config.algorithm.critic and config.trainer.critic.trunk == "own":
+    if recipe and config.algorithm.critic and config.trainer.critic.trunk == "own":
         models += weights + learning
     text: Any = model.config.get_text_config()
     models += merged_bytes(model)
@@ -298,13 +322,13 @@ def _mlp_width(text: Any) -> int:
     return int(count * (getattr(text, "moe_intermediate_size", None) or text.intermediate_size) + shared)
 
 
-def _eval_episodes(assembly: Assembly) -> int:
+def eval_episodes(assembly: Assembly) -> int:
     settings = assembly.config.eval
     played = sum(len(taskset.tasks("eval")[: settings.tasks]) for taskset in assembly.tasksets.values())
     return played * settings.samples_per_task
 
 
-def _count(number: float) -> str:
+def short(number: float) -> str:
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{unit}"

@@ -1,4 +1,5 @@
 """`silva eval --regrade RUN_OR_EVAL --reward X`: stored episodes get another reward, and no model is called.
+With `--split train` these are a run's rollouts of training.
 
     kept rows ──> tasks of the configuration, with the reward ──> RewardedDialogue.grade ──> evals/NAME
 
@@ -44,7 +45,8 @@ from silva.run import say
 from silva.storage.rollouts import RolloutRow
 from silva.types import Trajectory
 
-OWN = ("--regrade", "--reward", "--name", "--overwrite", "--json", "--output")
+OWN = ("--regrade", "--reward", "--split", "--name", "--overwrite", "--json")
+SPLITS = ("eval", "train")
 AT_ONCE = 64  # episodes that are graded at the same time
 GRADED = ("terminated", "truncated")
 
@@ -54,7 +56,10 @@ def run(given: Given) -> int:
     if "--reward" not in given:
         raise ConfigError("--regrade: with which reward? expected --reward NAME too, and its keys")
     keys = [f"{flag}={value}" if value else flag for flag, value in given.options.items() if flag not in OWN]
-    before = kept(given.options["--regrade"])
+    split = given.options.get("--split", "eval")
+    if split not in SPLITS:
+        raise ConfigError(f"--split: got {split!r}, expected {' or '.join(SPLITS)}")
+    before = kept(given.options["--regrade"], trained=split == "train")
     resolved = _with_reward(before, [given.options["--reward"], *keys, *given.rest])
     console, config = Console(stderr=True), here(resolved.config)
     config = config.model_copy(update={
@@ -133,7 +138,7 @@ def _write(
                     files=input_files(resolved.data), jobs=jobs,
                     policy=f"regraded: {before.path.resolve().name}")  # fmt: skip
     kind = given.options["--reward"].rpartition(":")[2]
-    usual = f"{before.path.resolve().name}-{kind}"
+    usual = f"{before.path.resolve().name}-{kind}" + "-train" * (given.options.get("--split") == "train")
     overwrite = "--overwrite" in given
     name = folder_name(given) or (usual if overwrite else free_name(EVALS, usual, this))
     if (EVALS / name).resolve() == before.path.resolve():

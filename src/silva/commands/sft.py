@@ -21,6 +21,7 @@ from silva.orchestrator.sft import SupervisedLoop, SupervisedParts
 from silva.orchestrator.state import Batches
 from silva.orchestrator.supervised import DataBatches, Supervision, supervised_sample
 from silva.ports import derive
+from silva.rendering.renderer import Renderer
 from silva.run import Run, claimed, opened
 from silva.signals import Interrupted
 from silva.storage.run_folder import RunFolder
@@ -41,19 +42,28 @@ def supervise(
         Interrupted: after Ctrl-C (KeyboardInterrupt if there is nothing to save, or after the second).
     """
     resolved = as_resolved(config)
-    check_engine(resolved.config)
-    check_ranks(resolved.config)
-    if (resolved.config.data is None) == (resolved.config.warm_start is None):
-        got = "neither" if resolved.config.data is None else "both"
-        raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")
-    if resolved.config.data:
-        _check_stop(resolved.config)
-    else:
-        check_trained(resolved.config)
+    check_supervised(resolved.config)
     with claimed(
         resolved, "--resume goes on", resume=resume, overwrite=overwrite, accept_files=accept_files
     ) as folder:
         return earlier(folder) or asyncio.run(_supervise(resolved, folder))
+
+
+def check_supervised(config: RunConfig) -> None:
+    """Refuse at the start what cannot be done.
+
+    Raises:
+        CapabilityError, ConfigError: with the key to change.
+    """
+    check_engine(config)
+    check_ranks(config)
+    if (config.data is None) == (config.warm_start is None):
+        got = "neither" if config.data is None else "both"
+        raise ConfigError(f"silva sft: got {got} of [data] and [warm_start], expected one to learn from")
+    if config.data:
+        _check_stop(config)
+    else:
+        check_trained(config)
 
 
 def _check_stop(config: RunConfig) -> None:
@@ -113,10 +123,15 @@ async def _prepare(run: Run) -> SupervisedLoop:
     return SupervisedLoop(parts, run.state)
 
 
+def supervised_stream(config: RunConfig, renderer: Renderer) -> SupervisedStream:
+    """The rows of [data] in the order of the run."""
+    return SupervisedStream(config.data, renderer, derive(config.seed, "data"))
+
+
 def data_batches(run: Run, *, beside: bool = False) -> DataBatches:
     """The batches of [data]; people are told how its rows are read."""
     run.monitor.stage("read the data")
-    stream = SupervisedStream(run.config.data, run.assembly.renderer, derive(run.config.seed, "data"))
+    stream = supervised_stream(run.config, run.assembly.renderer)
     for note in stream.notes:
         run.monitor.message(note)
     return DataBatches(stream, run.config.data, beside=beside)

@@ -173,6 +173,11 @@ class SupervisedStream:
             )
         return found
 
+    @property
+    def epoch(self) -> float:
+        """Dialogues of a pass over all sources, if no row is left out but those that are held out."""
+        return sum(source.size for source in self._sources) * (1 - self.settings.validation)
+
     def steps(self, batch: int, epochs: float) -> int:
         """Batches of so many dialogues in `epochs`, if no row is left out but those that are held out."""
         rows = epochs * sum(source.size for source in self._sources)
