@@ -158,7 +158,7 @@ def _trained(row: Sample) -> int:
 
 
 def _longest_episode(assembly: Assembly) -> int:
-    """Tokens of an episode with the longest of some prompts, all turns of which are as long as they may be."""
+    """Tokens of an episode with the longest of some prompts, whose turns are all as long as they may be."""
     limits, context = assembly.config.rollout.limits, assembly.config.rollout.context
     begun = asyncio.run(
         openings(assembly.trained, assembly.renderer, limits, context, seed=assembly.config.seed)
