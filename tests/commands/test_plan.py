@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Plan, ProbeResult, Room, _mlp_width, _summarise, describe
+from silva.commands.plan import Footprint, Plan, ProbeResult, _mlp_width, _summarise, describe
 from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.models import memory
@@ -231,7 +231,7 @@ def test_plan_in_words():
     )
     plan = Plan(
         load([], REGISTRIES, values=values).config, probe, refills=12.5, kept=48.0, compares=True,
-        eval_episodes=128, room=Room(134_515_008, 2_442_240, 1.99 * 2**30, 30 * 2**20),
+        eval_episodes=128, footprint=Footprint(134_515_008, 2_442_240, 1.99 * 2**30, 30 * 2**20),
         shown=("Say a\nnow", "b" * 4_000),
     )  # fmt: skip
     warned = describe(dataclasses.replace(plan, warnings=("one", "two")))

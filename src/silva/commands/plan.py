@@ -68,7 +68,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True)
-class Room:
+class Footprint:
     """What a run takes, of memory at most and of disk for a checkpoint."""
 
     parameters: int
@@ -77,7 +77,7 @@ class Room:
     checkpoint_bytes: float
 
     @classmethod
-    def of(cls, loaded: LoadedModel, memory_bytes: float) -> Room:
+    def of(cls, loaded: LoadedModel, memory_bytes: float) -> Footprint:
         parameters = list(loaded.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         checkpoint = 3.0 * trained * max(4, loaded.dtype.itemsize)  # what learns is 4 bytes or 8
@@ -113,7 +113,7 @@ class Plan:
     kept: float
     compares: bool
     eval_episodes: int
-    room: Room
+    footprint: Footprint
     shown: tuple[str, str]
     data: Sequence[str] = ()  # how rows were read and how many tasks there are
     warnings: Sequence[str] = ()
@@ -131,7 +131,10 @@ def plan_run(config: RunConfig) -> Plan:
         refuse_too_large(assembly.model)
         groups, warnings = asyncio.run(_probe(assembly))
         probe = _summarise(config.algorithm, groups)
-        room, shown = Room.of(assembly.model, _memory(assembly, probe)), _shown(assembly.renderer, groups)
+        footprint, shown = (
+            Footprint.of(assembly.model, _memory(assembly, probe)),
+            _shown(assembly.renderer, groups),
+        )
         data, episodes = assembly.data_notes, eval_episodes(assembly)
     scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
     compares = config.algorithm.relative and not scripted  # what an expert earns tells nothing
@@ -150,7 +153,7 @@ def plan_run(config: RunConfig) -> Plan:
         refills=issued * sum(silent[:-1]),
         kept=min(issued * (1 - silent[-1]), rollout.groups_per_step),
         eval_episodes=episodes,
-        room=room,
+        footprint=footprint,
     )  # fmt: skip
 
 
@@ -174,7 +177,7 @@ def describe(plan: Plan) -> str:
         f"{short(config.steps * trained)} in rows, if all stays as in a probe",
         f"{1 + (-(-config.steps // config.eval.every) if config.eval.every else 1)} evaluations of "
         f"{plan.eval_episodes} held-out episodes",
-        *plan.room.lines(config),
+        *plan.footprint.lines(config),
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from silva.assembly import Assembly
-from silva.commands.plan import Room, alone, eval_episodes, process_bytes, short, training_bytes
+from silva.commands.plan import Footprint, alone, eval_episodes, process_bytes, short, training_bytes
 from silva.commands.sft import check_supervised, supervised_stream
 from silva.config.schema import RunConfig
 from silva.models.trie import build
@@ -61,7 +61,7 @@ class SupervisedPlan:
     unique: float
     longest: int
     episodes: int
-    room: Room
+    footprint: Footprint
     data: DataPlan | None = None
 
 
@@ -93,7 +93,7 @@ def plan_supervised(config: RunConfig) -> SupervisedPlan:
             unique=sum(unique) / len(batches),
             longest=max(lengths, default=0),
             episodes=episodes,
-            room=Room.of(assembly.model, memory),
+            footprint=Footprint.of(assembly.model, memory),
             data=data,
         )  # fmt: skip
 
@@ -108,7 +108,7 @@ def describe(plan: SupervisedPlan) -> str:
         f"in all: about {short(plan.steps * plan.tokens)} tokens in rows, "
         f"{short(plan.steps * plan.trained)} of them trained, if all stays as in these",
         *_of_evaluations(plan),
-        *plan.room.lines(config, rollouts=bool(config.environments)),
+        *plan.footprint.lines(config, rollouts=bool(config.environments)),
     ]
     return "\n".join([*(data.notes if data else ()), "plan:", *(f"  {line}" for line in lines)])
 
