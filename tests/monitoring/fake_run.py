@@ -13,9 +13,9 @@ import random
 import sys
 from pathlib import Path
 
-from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
+from silva.monitoring.settings import Monitoring
 from silva.storage.rollouts import RolloutRow
 from silva.storage.summary import write_summary
 from silva.types import Message, Observation, Segment, ToolCall, Trajectory, Turn

@@ -13,8 +13,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
+from silva.monitoring.settings import Monitoring
 from silva.ports import FaultyFiles, use_files
 from silva.storage.metrics import read_metrics
 
@@ -96,7 +96,7 @@ def test_tensorboard_never_ends_a_run_and_is_complained_about_once(
         expected = "TensorBoard is not installed"
     else:
         (tmp_path / "tensorboard").write_text("a file in its place")
-        expected = "TensorBoard is off from here on: "
+        expected = "TensorBoard could not be opened: "
     with make(tmp_path, tensorboard=True) as monitor:
         monitor.step(1, {"a": 1.0})
         monitor.step(2, {"a": 2.0})

@@ -2,9 +2,9 @@
 
 import sys
 
-from silva.config.sections import Monitoring
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.run_log import read_log
+from silva.monitoring.settings import Monitoring
 from silva.storage.layout import Layout
 
 

@@ -18,6 +18,9 @@ CORE = ("torch", "transformers", "peft", "accelerate", "gguf", "safetensors", "n
         "rich", "gymnasium")  # fmt: skip
 EXTRAS = {
     "tensorboard": 'pip install "silva[tensorboard]"',
+    "wandb": 'pip install "silva[wandb]", for the sink wandb',
+    "mlflow": 'pip install "silva[mlflow]", for the sink mlflow',
+    "trackio": 'pip install "silva[trackio]", for the sink trackio',
     "openai": 'pip install "silva[openai]", for models and judges behind an API',
     "math-verify": 'pip install "silva[math]", for the reward math',
     "bm25s": 'pip install "silva[search]", for the tool search',

@@ -29,7 +29,7 @@ from silva.evaluation.store import EvalFolder, free_name, identity, writing_to
 from silva.evaluation.summary import Series, contents_of, evaluations_of, results, summary
 from silva.monitoring.printable import printable, put
 from silva.monitoring.report import Decode, write_report
-from silva.monitoring.tensorboard import TensorBoard
+from silva.monitoring.sinks.outlets import Outlets
 from silva.orchestrator.evaluations import held_out_changes
 from silva.orchestrator.metrics import eval_metrics
 from silva.ports import FILES
@@ -183,13 +183,12 @@ def _write_shown(
 ) -> None:
     for path in (store.metrics, store.tensorboard):
         FILES.remove_tree(path)
-    board = TensorBoard(store.tensorboard, None, complain) if config.monitoring.tensorboard else None
+    sinks = Outlets(config.monitoring.model_copy(update={"sinks": ()}))
+    sinks.open(store, store.path.name, {}, None, lambda text, level: complain(text))
     for step, found in series.items():
         metrics = eval_metrics(found)
         append_metrics(store.metrics, step, metrics)
-        if board is not None:
-            board.step(step, metrics)
-    if board is not None:
-        board.close()
+        sinks.step(step, metrics)
+    sinks.close(finished=True)
     if config.monitoring.report:
         write_report(store.path, decode)

@@ -12,8 +12,8 @@ from rich.console import Console
 import silva
 from silva.evaluation.evaluator import NLL
 from silva.models.loading import name_of
-from silva.monitoring.fall import with_interval
-from silva.monitoring.gap import gap
+from silva.monitoring.alerts.fall import with_interval
+from silva.monitoring.alerts.gap import gap
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
 from silva.orchestrator.notices import NOTHING

@@ -38,7 +38,7 @@ from silva.config.sources import command_line, variables
 from silva.config.tree import typed
 from silva.errors import CapabilityError, ConfigError, RunFolderError, SilvaError
 from silva.evaluation.over_seeds import over_seeds
-from silva.monitoring.fall import with_interval
+from silva.monitoring.alerts.fall import with_interval
 from silva.monitoring.report_seeds import before_and_after, write_seeds_report
 from silva.ports import FILES
 from silva.run import claimed, say

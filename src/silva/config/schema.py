@@ -21,7 +21,6 @@ from silva.config.sections import (
     Checkpoint,
     Eval,
     Model,
-    Monitoring,
     Natural,
     Positive,
     PretrainedModel,
@@ -44,7 +43,7 @@ UNIONS = {
     "placement": "placements",
 }
 """The keys that are unions on `type`, each with the table of `Registries` that lists its variants."""
-OUTSIDE = {*UNIONS, "data"}
+OUTSIDE = {*UNIONS, "data", "monitoring"}
 """The keys whose sections are declared elsewhere, and typed `Any` in `RunConfig`."""
 USUAL = ("linear", "grpo", "local")
 
@@ -66,6 +65,7 @@ class Registries:
     algorithm_parts: str = "silva.algorithms.own"
     """Module with `TABLES`, `adopt` and `widened`: parts of an algorithm that a configuration names."""
     data: str = "silva.data.settings:SupervisedData"
+    monitoring: str = "silva.monitoring.settings:Monitoring"
 
     def only(self, names: Collection[str]) -> Registries:
         """Those of these names, and the defaults: a run imports no other world, engine or strategy."""
@@ -115,7 +115,7 @@ class RunConfig(Section):
     """What `silva synth` plays, and which of its episodes become rows; null: the defaults."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save, and how much to keep."""
-    monitoring: Monitoring = Monitoring()
+    monitoring: Any = None
     """Terminal, files, report."""
     placement: Any = None
     """Device and threads."""
@@ -190,7 +190,7 @@ def run_config(
         widen: what makes recipes take the user's own losses and the like.
     """
     tables = {key: tuple(getattr(registries, table).items()) for key, table in UNIONS.items()}
-    tables["data"] = (("", registries.data),)
+    tables |= {key: (("", getattr(registries, key)),) for key in ("data", "monitoring")}
     if widen is not None:  # what it does depends on what has been adopted so far
         return _closed.__wrapped__(tuple(tables.items()), _frozen(own or {}), widen)
     return _closed(tuple(tables.items()), _frozen(own or {}))
@@ -212,6 +212,10 @@ def _closed(
         if key == "data":
             settings = import_settings(dict(table)[""])
             changes[key] = (settings | None, Field(default=None, description=about))
+            continue
+        if key == "monitoring":
+            settings = import_settings(dict(table)[""])
+            changes[key] = (settings, Field(default=settings(), description=about))
             continue
         variants = {name: tagged(import_settings(target), name) for name, target in table}
         variants |= {name: tagged(settings, name) for name, settings in dict(own).get(key, ())}

@@ -288,17 +288,3 @@ class Checkpoint(Section):
     """Newest checkpoints to keep."""
     keep_best: bool = True
     """Keep the best on evaluation too."""
-
-
-class Monitoring(Section):
-    terminal: Literal["auto", "live", "plain", "off"] = "auto"
-    tensorboard: bool = True
-    rollouts: bool = True
-    """Write every rollout to rollouts/step_N.parquet."""
-    report: bool = True
-    collapse_every: Natural = 0
-    """Steps between diagnoses of whether replies still depend on their prompts (RAGEN-2); 0: never."""
-    trace: bool = False
-    """Write trace.json (`silva rl`): when loop, trainer and engine were busy; ui.perfetto.dev shows it."""
-    stall_after: Annotated[float, Field(gt=0)] = 120.0
-    """Seconds without any progress after which stacks are printed."""

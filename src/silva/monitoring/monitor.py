@@ -2,12 +2,12 @@
 
     loop -- stage() --> watchdog (stacks where nothing moves), terminal
          -- message() --> run.log, terminal
-         -- step() ------> metrics.jsonl, TensorBoard, terminal
-         -- rollouts() --> rollouts/step_N.parquet
+         -- step() ------> metrics.jsonl, terminal, sinks
+         -- rollouts() --> rollouts/step_N.parquet, some of them to sinks
 
 The files that are the record of a run (metrics, rollouts) raise OSError where they cannot be written.
-What only shows (terminal, run.log, TensorBoard) complains once and stays quiet. All methods may be
-called from any thread. What is not here: measuring anything, the summary and the report.
+What only shows (terminal, run.log, sinks: TensorBoard, W&B, ...) complains once and stays quiet. All methods
+may be called from any thread. What is not here: measuring anything, the summary and the report.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
-from silva.config.sections import Monitoring
+from silva.monitoring.alerts.signs import Signs
 from silva.monitoring.run_log import start_line
-from silva.monitoring.tensorboard import TensorBoard
+from silva.monitoring.settings import Monitoring
+from silva.monitoring.sinks.outlets import Outlets
 from silva.monitoring.terminal import Progress, Terminal, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
 from silva.ports import CLOCK, FILES
 from silva.storage.layout import Layout
-from silva.storage.metrics import append_metrics
+from silva.storage.metrics import append_metrics, read_metrics
 from silva.storage.rollouts import RolloutRow, rollouts_path, truncate_rollouts, write_rollouts
 
 Level = Literal["info", "result", "warning", "error"]
@@ -39,6 +40,7 @@ class Monitor:
 
     `resume_step=k` continues a run from its checkpoint at step k: rollouts of later steps are removed first,
     since these steps are done again (-1: of all steps). The caller cuts back the metrics.
+    `config` is what sinks show.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Monitor:
         name: str,
         total_steps: int,
         resume_step: int | None = None,
+        config: Mapping[str, Any] = {},
         console: Console | None = None,
     ) -> None:
         self._run = Layout(directory)
@@ -57,7 +60,9 @@ class Monitor:
         self._progress = Progress(name, total_steps, step=max(resume_step or 0, 0))
         self._terminal = make_terminal(settings.terminal, self._progress, console)
         self._watchdog = Watchdog(settings.stall_after, self._report_stall)
-        self._tensorboard: TensorBoard | None = None
+        self._name, self._config = name, config
+        self._outlets = Outlets(settings)
+        self._signs = Signs()
         self._files_lock = threading.Lock()  # a disk that hangs must not silence the watchdog
         self._show_lock = threading.RLock()
         self._log_works = True
@@ -67,12 +72,9 @@ class Monitor:
         self.log(start_line())
         if self._resume_step is not None:
             truncate_rollouts(self._run.rollouts, self._resume_step)
+            self._signs = Signs(read_metrics(self._run.metrics))
         self._show(lambda: self._terminal.start())
-        if self._settings.tensorboard:
-            first = None if self._resume_step is None else self._resume_step + 1
-            self._tensorboard = TensorBoard(
-                self._run.tensorboard, first, lambda text: self.message(text, "warning")
-            )
+        self._outlets.open(self._run, self._name, self._config, self._resume_step, self.message)
         self._watchdog.start()
         return self
 
@@ -81,8 +83,7 @@ class Monitor:
     ) -> None:
         """Stop the watchdog and give the terminal back."""
         self._watchdog.stop()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._outlets.close(finished=kind is None)
         with self._show_lock:
             self._show(lambda: self._terminal.close())
 
@@ -104,23 +105,27 @@ class Monitor:
             self.log(text, level)
             self._progress.messages.append((level, text))
             self._show(lambda: self._terminal.message(text, level))
+        self._outlets.message(level, text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the numbers of one step (or of its evaluation); a sign of life. Keys: docs/files.md."""
         self._watchdog.beat()
         with self._files_lock:
             append_metrics(self._run.metrics, step, metrics)
-            if self._tensorboard is not None:
-                self._tensorboard.step(step, metrics)
+            signs = self._signs.step(metrics)
+        self._outlets.step(step, metrics)
         with self._show_lock:
             self._progress.set_step(step, metrics)
             self._show(lambda: self._terminal.step(step, metrics))
+        for sign in signs:
+            self.message(f"step {step}: {sign}", "warning")
 
     def rollouts(self, step: int, rows: Sequence[RolloutRow]) -> None:
         """Write the rollouts of one step, where `settings.rollouts` asks for it.
 
         May be called several times for a step (training, evaluation): rows of other trajectories stay.
         """
+        self._outlets.samples(step, rows)
         if not self._settings.rollouts or not rows:
             return
         with self._files_lock:

@@ -15,7 +15,7 @@ from typing import Any
 
 from silva.errors import LedgerError, RecordError
 from silva.evaluation.evaluator import Evaluation, Standing, records, standing
-from silva.monitoring.fall import fall
+from silva.monitoring.alerts.fall import fall
 from silva.orchestrator.state import RunState
 from silva.protocols import TaskSet
 from silva.storage.layout import Layout

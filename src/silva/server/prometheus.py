@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from silva.monitoring.exposition import Labels, sample
+
 PREFIX = "silva_"
-Labels = tuple[tuple[str, str], ...]
 
 
 class ServerCounts:
@@ -27,15 +28,10 @@ class ServerCounts:
         lines = []
         for name, sums in sorted(self._sums.items()):
             lines.append(f"# TYPE {PREFIX}{name}_total counter")
-            lines += [f"{PREFIX}{name}_total{_braced(labels)} {value:.17g}" for labels, value in sums.items()]
+            lines += [sample(f"{PREFIX}{name}_total", value, labels) for labels, value in sums.items()]
         for name, value in engine.items():
             name = f"{PREFIX}engine_{name}_total"
-            lines += [f"# TYPE {name} counter", f"{name} {value:.17g}"]
+            lines += [f"# TYPE {name} counter", sample(name, value)]
         for name, value in gauges.items():
-            lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value:.17g}"]
+            lines += [f"# TYPE {PREFIX}{name} gauge", sample(f"{PREFIX}{name}", value)]
         return "\n".join(lines) + "\n"
-
-
-def _braced(labels: Labels) -> str:
-    pairs = ",".join(f'{name}="{value}"' for name, value in labels)
-    return f"{{{pairs}}}" if pairs else ""

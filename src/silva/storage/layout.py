@@ -33,6 +33,9 @@ class Layout:
         self.services = path / "services.log"
         self.trace = path / "trace.json"
         self.tensorboard = path / "tensorboard"
+        self.tracking = path / "tracking.json"
+        self.events = path / "events.jsonl"
+        self.wandb = path / "wandb"
 
 
 def step_path(folder: Path, step: int, suffix: str = "") -> Path:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from silva.monitoring.fall import fall
+from silva.monitoring.alerts.fall import fall
 
 
 def row(mean, low, high, metric="success", environment="lake"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from silva.monitoring.gap import gap
+from silva.monitoring.alerts.gap import gap
 
 
 def held_out(mean, high, metric="success"):

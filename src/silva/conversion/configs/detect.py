@@ -1,0 +1,55 @@
+"""Of which framework a configuration is, by keys that only it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from silva.conversion.configs.carried import Found
+from silva.errors import ConfigError
+
+SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("ragen", ("es_manager.", "agent_proxy.", "custom_envs.")),
+    (
+        "arpo",
+        (
+            "actor_rollout_ref.rollout.initial_rollouts",
+            "actor_rollout_ref.rollout.branch_probability",
+            "actor_rollout_ref.rollout.tools.",
+        ),
+    ),
+    ("verl", ("actor_rollout_ref.", "data.train_batch_size", "algorithm.adv_estimator")),
+    (
+        "trl",
+        (
+            "GRPOConfig.",
+            "GRPOTrainer.",
+            "AsyncGRPOConfig.",
+            "RLOOConfig.",
+            "model_name_or_path",
+            "num_generations",
+            "per_device_train_batch_size",
+        ),
+    ),
+    ("minrl", ("TrainerConfig.", "groups_per_batch")),
+    ("act-prm", ("trainer_name", "num_batches", "dataset_config.", "success_rollouts_only")),
+    ("prime-rl", ("orchestrator.", "trainer.", "inference.", "max_async_level", "seq_len")),
+)
+"""Framework, and beginnings of its keys; the first that fits counts. Only PRIME-RL has TOML."""
+
+
+def detect(flat: Mapping[str, Found], paths: list[Path]) -> str:
+    """Raises ConfigError if no sign is there."""
+    toml = any(path.suffix == ".toml" for path in paths)
+    for system, signs in SIGNS:
+        if toml is not (system == "prime-rl"):
+            continue
+        if any(
+            key == sign or (sign.endswith(".") and key.startswith(sign)) for key in flat for sign in signs
+        ):
+            return system
+    known = ", ".join(system for system, _ in SIGNS)
+    raise ConfigError(
+        f"{', '.join(map(str, paths))}: got {len(flat)} keys, none of them of {known}; --from says of "
+        f"which it is"
+    )

@@ -1,0 +1,265 @@
+"""Files of other frameworks as flat keys with places. Nothing in them is run: YAML is loaded by the rules of
+SafeLoader, Python and shell scripts are read as text."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import operator
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from silva.config.toml_lines import scan
+from silva.conversion.configs.carried import Computed, Found
+from silva.errors import ConfigError, RecordError
+
+MOST_BYTES, MOST_KEYS = 2_000_000, 20_000
+VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
+"""Hydra files that hold verl's own defaults, which `verl.py` knows."""
+CALLS = (
+    "GRPOConfig",
+    "SFTConfig",
+    "LoraConfig",
+    "GRPOTrainer",
+    "SFTTrainer",
+    "RLOOConfig",
+    "AsyncGRPOConfig",
+    "AsyncGRPOTrainer",
+    "RLOOTrainer",
+    "load_dataset",
+    "TrainerConfig",
+)
+"""Calls whose arguments are read from Python."""
+_ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+_OVERRIDE = re.compile(r"""(?:^|\s)['"]?[+]{0,2}([a-z_]\w*(?:\.\w+)+)=("[^"]*"|'[^']*'|\$\(\(.*\)\)|\S+)""")
+Flat = dict[str, Found]
+
+
+def read(path: Path) -> Flat:
+    """Raises ConfigError if the file is missing or of no form that is known; RecordError with its line if its
+    syntax is wrong."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"{path}: got {len(data):,} bytes, expected a configuration of at most {MOST_BYTES:,}"
+        )
+    text, readers = (
+        data.decode("utf-8-sig", "replace"),
+        {
+            ".toml": _toml,
+            ".yaml": _yaml,
+            ".yml": _yaml,
+            ".py": _python,
+            ".sh": _shell,
+            ".bash": _shell,
+        },
+    )
+    if path.suffix not in readers:
+        raise ConfigError(f"{path}: got {path.suffix or 'no suffix'}, expected {', '.join(readers)}")
+    return readers[path.suffix](text, path, ())
+
+
+def _toml(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecordError(f"{path}: {error}") from error
+    lines = scan(text).lines
+    return {
+        ".".join(map(str, key)): Found(value, f"{path.name}:{lines.get(key, 1)}")
+        for key, value in _leaves(found)
+    }
+
+
+def _yaml(text: str, path: Path, above: tuple[Path, ...]) -> Flat:
+    """With the files of Hydra's `defaults` in the same folder below it, and ${a.b} filled in."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        flat = dict(itertools.islice(_nodes(node, path), MOST_KEYS + 1)) if node else {}
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RecordError(f"{path}: {' '.join(str(error).split())}") from error
+    if len(flat) > MOST_KEYS:
+        raise RecordError(
+            f"{path}: got more than {MOST_KEYS:,} keys (aliases count each time that they stand)"
+        )
+    merged: Flat = {}
+    named = [found.value for key, found in flat.items() if re.fullmatch(r"defaults\.\d+", key)]
+    for name in named:
+        file = path.parent / f"{name}.yaml"
+        if name not in VERL_DEFAULTS and file.is_file() and file not in (path, *above) and len(above) < 10:
+            merged |= _yaml(file.read_text("utf-8-sig", "replace"), file, (*above, path))
+    for key in [
+        key for key in merged if any(key.startswith(f"{new}.") or new.startswith(f"{key}.") for new in flat)
+    ]:
+        if not any(new.startswith(key.rpartition(".")[0]) for new in flat):
+            del merged[key]  # a table replaced by a value, or a value by a table
+    lists = {key.rpartition(".")[0] for key in flat if key.rpartition(".")[2].isdigit()}
+    merged = {key: found for key, found in merged.items() if key.rpartition(".")[0] not in lists}
+    merged |= {key: found for key, found in flat.items() if not key.startswith(("defaults", "hydra"))}
+    return (
+        merged
+        if above
+        else {key: Found(_filled(found.value, merged), found.place) for key, found in merged.items()}
+    )
+
+
+def _nodes(node: yaml.Node, path: Path, key: str = "") -> Iterator[tuple[str, Found]]:
+    if isinstance(node, yaml.MappingNode) and node.value:
+        for name, value in node.value:
+            yield from _nodes(value, path, f"{key}.{name.value}" if key else str(name.value))
+    elif isinstance(node, yaml.SequenceNode) and (
+        key == "defaults" or not all(isinstance(each, yaml.ScalarNode) for each in node.value)
+    ):
+        for index, value in enumerate(node.value):
+            yield from _nodes(value, path, f"{key}.{index}")
+    else:
+        loader = yaml.SafeLoader("")
+        yield key, Found(loader.construct_object(node, deep=True), f"{path.name}:{node.start_mark.line + 1}")
+
+
+def _filled(value: Any, flat: Mapping[str, Found], depth: int = 10) -> Any:
+    if isinstance(value, list):
+        return [_filled(each, flat, depth) for each in value]
+    if not isinstance(value, str) or "${" not in value or not depth:
+        return value
+    whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
+    if whole and whole[1] in flat:
+        return _filled(flat[whole[1]].value, flat, depth - 1)
+
+    def one(match: re.Match[str]) -> str:
+        return str(flat[match[1]].value) if match[1] in flat else match[0]
+
+    return re.sub(r"\$\{([\w.]+)\}", one, value)
+
+
+def _shell(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
+    """Overrides of Hydra (a.b=value) and flags (--a_b value) on the command lines of a script, with the
+    variables that it sets."""
+    known: dict[str, str] = {}
+    found: Flat = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        code = line.strip()
+        if code.startswith("#"):
+            continue
+        if assigned := re.match(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)$", code):
+            known[assigned[1]] = _expanded(_unquoted(re.split(r"\s+#", assigned[2])[0].strip()), known)
+            continue
+        code = re.sub(r"\s*\\$", "", re.sub(r"\s+(?:2>&1|\||\$@).*$", "", code))
+        for key, value in _OVERRIDE.findall(code):
+            if not key.startswith("hydra."):
+                found[key] = Found(_scalar(_expanded(_unquoted(value), known)), f"{path.name}:{number}")
+        for flag, value in re.findall(r"--([a-z]\w*)(?:[ =]+(?!--)(\S+))?", code):
+            shown = _scalar(_expanded(_unquoted(value), known)) if value else True
+            found[flag] = Found(shown, f"{path.name}:{number}")
+    return found
+
+
+def _expanded(text: str, known: Mapping[str, str]) -> str:
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda m: known.get(m[1]) or m[2] or m[0], text)
+    text = re.sub(r"\$(\w+)", lambda m: known.get(m[1], m[0]), text)
+
+    def sum_of(match: re.Match[str]) -> str:
+        names = re.sub(r"[A-Za-z_]\w*", lambda m: known.get(m[0], m[0]), match[1])
+        try:
+            return str(_value(ast.parse(names, mode="eval").body, {}))
+        except (SyntaxError, ValueError):
+            return match[0]
+
+    return re.sub(r"\$\(\((.*)\)\)", sum_of, text)
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text.rstrip("'\"")
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _python(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
+    """Arguments of the calls in `CALLS`, as CALL.argument, and fields of a class called TrainerConfig. "
+    "Names are
+    looked up among plain assignments; what is computed is no value, and stands there as its source."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise RecordError(f"{path}:{getattr(error, 'lineno', 0)}: no valid Python: {error}") from error
+    known: dict[str, ast.expr] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            known[node.targets[0].id] = node.value
+    found: Flat = {}
+
+    def add(key: str, value: ast.expr) -> None:
+        try:
+            known_value = _value(value, known)
+        except ValueError:
+            known_value = Computed(ast.unparse(value))
+        found.setdefault(key, Found(known_value, f"{path.name}:{value.lineno}"))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name == "TrainerConfig":
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value:
+                    add(f"TrainerConfig.{field.target.id}", field.value)
+        if isinstance(node, ast.Call) and (name := _called(node.func)) in CALLS:
+            for index, each in enumerate(node.args):
+                add(f"{name}.{index}", each)
+            for keyword in node.keywords:
+                if keyword.arg:
+                    add(f"{name}.{keyword.arg}", keyword.value)
+    return found
+
+
+def _called(function: ast.expr) -> str:
+    return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+
+
+def _value(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 20) -> Any:
+    """The value of a literal, a name of one, or arithmetic on them. Raises ValueError for anything else."""
+    if depth:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name() if node.id in known:
+                return _value(known[node.id], known, depth - 1)
+            case ast.List() | ast.Tuple():
+                return [_value(each, known, depth - 1) for each in node.elts]
+            case ast.UnaryOp(op=ast.USub()):
+                return -_value(node.operand, known, depth - 1)
+            case ast.BinOp() if type(node.op) in _ARITHMETIC:
+                sides = [_value(side, known, depth - 1) for side in (node.left, node.right)]
+                if all(isinstance(side, int | float) for side in sides):
+                    try:
+                        return _ARITHMETIC[type(node.op)](*sides)
+                    except ZeroDivisionError:
+                        pass
+    raise ValueError("computed")
+
+
+def _leaves(value: Any, key: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _leaves(each, (*key, name))
+    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        for index, each in enumerate(value):
+            yield from _leaves(each, (*key, index))
+    else:
+        yield key, value
