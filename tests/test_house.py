@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 81_552),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 79_454),
+    "lines of src/silva": (lambda: lines(SOURCE), 81_553),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 79_455),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 32),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

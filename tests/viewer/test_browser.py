@@ -225,6 +225,7 @@ def test_a_run_that_goes_on_is_followed(tab: Page, tmp_path: Path, pages_of: Cal
 def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_path: Path) -> None:
     target = tmp_path / "shared"
     assert export(pages, Catalogue([folder]), target) > 100
+    tab.open("about:blank")
     tab.problems.clear()
     tab.requests.clear()
     for place, expected in ((PLACES["runs"], "seed_0"), (PLACES["run"], "Curves"), (GROUP, "Side by side"),

@@ -244,11 +244,12 @@ def _text(trajectory: Trajectory) -> str:
     """What was shown, thought, called and said, each text once, also where a context repeats it."""
     last = trajectory.observation
     messages = [m for turn in trajectory.turns for m in turn.messages] + [*(last.context or last.messages)]
-    parts = dict.fromkeys(part for message in messages for part in _parts(message) if part)
+    parts = dict.fromkeys(part for message in messages for part in said_in(message) if part)
     return utf8("\n".join(parts))
 
 
-def _parts(message: Message) -> list[str]:
+def said_in(message: Message) -> list[str]:
+    """The texts of a message: its thought, its content, its calls, and errors in them."""
     calls = [f"{c.name}({json.dumps(c.arguments, ensure_ascii=False)})" for c in message.tool_calls]
     return [message.reasoning or "", message.content, *calls, *message.errors]
 

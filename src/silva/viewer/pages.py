@@ -28,7 +28,7 @@ from silva.monitoring.report_forests import forest_of
 from silva.monitoring.report_rollouts import details
 from silva.storage.layout import Layout
 from silva.storage.metrics import read_metrics
-from silva.storage.rollouts import LearnedTurn, read_rollouts, work_of
+from silva.storage.rollouts import LearnedTurn, read_rollouts, said_in, work_of
 from silva.types import Segment, Turn
 from silva.viewer.catalogue import Catalogue, FoundRun
 from silva.viewer.query import KINDS, MOST, NAMED, SORTS, Query
@@ -177,7 +177,7 @@ class Pages:
             (row,) = read_rollouts(file, [place], tokens=False)
             played = row.trajectory
             said = [turn.messages[-1] for turn in played.turns if turn.messages]
-            text = "\n\n".join(f"{m.reasoning}\n{m.content}" if m.reasoning else m.content for m in said)
+            text = "\n\n".join("\n".join(filter(None, said_in(message))) for message in said)
             reward = None if played.failure else played.raw_reward
             sides.append({"step": row.step, "trajectory": played.id, "text": text, "reward": reward})
         a, b = (re.findall(r"\s+|\S+\s*", side.pop("text"))[:COMPARED] for side in sides)

@@ -19,13 +19,13 @@ function Groups({ rows, given, go }) {
   const to = (row) => link("group", { run: given.run, step: given.step, group: row.group });
   const at = useChosen(rows.length, (i) => go(to(rows[i])));
   if (!rows.length) return html`<p class="empty">No groups: this step has only held-out rollouts.</p>`;
-  return html`<div class="wide" tabindex="0" role="region" aria-label="Groups"><table><thead><tr><th>group</th><th>became</th><th class="num">rollouts</th><th class="num">branches</th><th class="num">reward</th><th class="num">from, to</th><th class="num narrow">entropy</th><th class="num narrow">reply tokens</th></tr></thead>
+  return html`<div class="wide" tabindex="0" role="region" aria-label="Groups"><table><thead><tr><th>group</th><th>became</th><th class="num">rollouts</th><th class="num">branches</th><th class="num">reward</th><th class="num">lowest, highest</th><th class="num narrow">entropy</th><th class="num narrow">reply tokens</th></tr></thead>
     <tbody>${rows.map((row, i) => html`<tr key=${row.group} class=${i === at ? "chosen" : ""}>
       <td class="name"><a href=${to(row)}>${row.task}</a> <span class="soft">${row.environment}</span></td>
-      <td><${Chip} kind=${row.reason ? "dropped" : row.failed === row.rollouts ? "failed" : row.status} />${row.about && html` <span class="soft">${row.about}</span>`}</td>
+      <td><${Chip} kind=${row.reason ? "dropped" : row.failed === row.rollouts ? "failed" : row.status} />${row.reason && html` <span class="soft">${row.about || row.reason}</span>`}</td>
       <td class="num">${row.rollouts}${row.failed ? html`<span class="soft"> (${row.failed} failed)</span>` : ""}</td><td class="num">${row.branches || ""}</td>
       <td class="num"><${Reward} value=${row.reward} /></td><td class="num soft">${number(row.low)}, ${number(row.high)}</td>
-      <td class="num narrow">${number(row.entropy)}</td><td class="num narrow">${number(row.response_tokens)}</td></tr>`)}</tbody></table></div>`;
+      <td class="num narrow">${number(row.entropy)}</td><td class="num narrow">${number(Math.round(row.response_tokens))}</td></tr>`)}</tbody></table></div>`;
 }
 
 const COLOURED_BY = { reward: "reward", advantage: "advantage", entropy: "entropy", staleness: "versions behind" };

@@ -10,10 +10,13 @@ export function RolloutsPage({ given, stamp, go }) {
   const { run, filter = "", sort = "-step", step = "" } = given;
   const [text, type] = useState(filter);
   useEffect(() => type(filter), [filter]);
-  const to = (changes) => go(link("rollouts", { run, filter, sort, step, ...changes }));
+  const to = (changes) => {
+    const next = { run, filter, sort, step, ...changes };
+    go(link("rollouts", { ...next, sort: next.sort === "-step" ? "" : next.sort }));
+  };
   return html`
     <div class="bar"><h1>Rollouts</h1></div>
-    <form class="bar small" onSubmit=${(e) => { e.preventDefault(); to({ filter: text.trim() }); }}>
+    <form class="bar small" onSubmit=${(e) => { e.preventDefault(); to({ filter: e.target.elements.filter.value.trim() }); }}>
       ${!exported() && html`<label class="grow">Filter <input class="mono" type="search" id="filter" spellcheck="false" autocomplete="off" placeholder='reward < 0.3 and "timeout" in text' value=${text} onInput=${(e) => type(e.target.value)} /></label>
       <button type="submit">Apply</button>
       <label>Order <select value=${sort} onChange=${(e) => to({ sort: e.target.value })}>${Object.entries(SORTS).map(([key, words]) => html`<option key=${key} value=${key}>${words}</option>`)}</select></label>`}
