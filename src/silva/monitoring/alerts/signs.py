@@ -61,11 +61,10 @@ def entropy(rows: Rows) -> str:
     if solved(rows) or rising(rows) or math.isnan(now) or now >= min(SURE[0] * first, SURE[1]):
         return ""
     return (
-        f"entropy fell from {first:.3g} to {now:.3g} nats a token, and rewards do not rise: the policy "
-        f"says the "
-        "same whatever it is asked. Try algorithm.entropy_coef or kl_coef above 0, a lower "
-        "trainer.optimizer.lr, "
-        "or a higher rollout.sampling.temperature; the last good weights are the best checkpoint"
+        f"entropy fell from {first:.3g} to {now:.3g} nats a token, and rewards do not rise: the policy says "
+        "the same whatever it is asked. Try algorithm.entropy_coef or kl_coef above 0, a lower "
+        "trainer.optimizer.lr, or a higher rollout.sampling.temperature; the last good weights are the best "
+        "checkpoint"
     )
 
 
@@ -80,9 +79,9 @@ def reward(rows: Rows) -> str:
     if drop <= FELL[0] * error or drop <= FELL[1] * (fmean(best) - start) or drop <= 0:
         return ""
     return (
-        f"reward in training fell from {fmean(best):.3g} to {fmean(now):.3g} (means of {WINDOW} steps). "
-        f"Try a lower "
-        "trainer.optimizer.lr, fewer updates_per_step, or algorithm.kl_coef above 0, from the best checkpoint"
+        f"reward in training fell from {fmean(best):.3g} to {fmean(now):.3g} (means of {WINDOW} steps). Try "
+        "a lower trainer.optimizer.lr, fewer updates_per_step, or algorithm.kl_coef above 0, from the best "
+        "checkpoint"
     )
 
 
@@ -96,8 +95,7 @@ def gradient(rows: Rows) -> str:
         return ""
     return (
         f"gradients are {max(high) / usual:.0f} times as large as usual ({len(high)} of the last {WINDOW} "
-        f"steps): "
-        "in runs over several turns a collapse often follows. Try a lower trainer.optimizer.lr or "
+        "steps): in runs over several turns a collapse often follows. Try a lower trainer.optimizer.lr or "
         "max_grad_norm"
     )
 
@@ -107,10 +105,9 @@ def mismatch(rows: Rows) -> str:
     if len(values) < WINDOW or fmean(values) < MISMATCH:
         return ""
     return (
-        f"trainer and sampler disagree by {fmean(values):.3g} nats a token: what is trained is not what "
-        f"was sampled. "
-        "Try a lower rollout.max_async_level, or algorithm.rollout_correction; with another engine compare "
-        "dtypes and kernels of both sides"
+        f"trainer and sampler disagree by {fmean(values):.3g} nats a token: what is trained is not what was "
+        "sampled. Try a lower rollout.max_async_level, or algorithm.rollout_correction; with another engine "
+        "compare dtypes and kernels of both sides"
     )
 
 
@@ -119,10 +116,9 @@ def failures(rows: Rows) -> str:
     if len(played) < WINDOW or sum(failed) <= FAILED * sum(played):
         return ""
     return (
-        f"{sum(failed):.0f} of {sum(played):.0f} episodes of the last {WINDOW} steps gave no result, and "
-        f"the policy "
-        "learns from the rest only. run.log has the first error of each kind; limits of time and tools "
-        "come first"
+        f"{sum(failed):.0f} of {sum(played):.0f} episodes of the last {WINDOW} steps gave no result, and the "
+        "policy learns from the rest only. run.log has the first error of each kind; limits of time and "
+        "tools come first"
     )
 
 
@@ -141,9 +137,8 @@ def repetition(rows: Rows) -> str:
     if math.isnan(now) or now < REPEATED or now < first + GREW:
         return ""
     return (
-        f"replies repeat themselves: {now:.0%} of what they say stood in them before, {first:.0%} at "
-        f"first. Try "
-        "algorithm.kl_coef above 0, a lower trainer.optimizer.lr, or a reward for short replies"
+        f"replies repeat themselves: {now:.0%} of what they say stood in them before, {first:.0%} at first. "
+        "Try algorithm.kl_coef above 0, a lower trainer.optimizer.lr, or a reward for short replies"
     )
 
 
@@ -160,10 +155,8 @@ def teaching(rows: Rows) -> str:
         return ""
     return (
         f"only {trained:.0f} of {played:.0f} groups of the last {WINDOW} steps taught something: in the "
-        f"others all "
-        "episodes earned the same. Try a larger rollout.group_size, algorithm.max_refills, or tasks of "
-        "another "
-        "difficulty"
+        "others all episodes earned the same. Try a larger rollout.group_size, algorithm.max_refills, or "
+        "tasks of another difficulty"
     )
 
 
@@ -206,10 +199,8 @@ def information(rows: Rows) -> str:
         return ""
     return (
         f"replies hardly depend on their prompts any more: {known[-1][key]:.3g} nats of mutual information "
-        f"of at most "
-        f"{known[-1][bound]:.3g}, {known[0][key]:.3g} at first. Try fewer steps on one batch, "
-        f"algorithm.kl_coef above "
-        "0, or filters by variance of rewards (docs/algorithms.md)"
+        f"of at most {known[-1][bound]:.3g}, {known[0][key]:.3g} at first. Try fewer steps on one batch, "
+        "algorithm.kl_coef above 0, or filters by variance of rewards (docs/algorithms.md)"
     )
 
 
