@@ -304,7 +304,6 @@ def test_what_the_server_has_not_is_refused_with_words(trained, client, rest):
         (lambda: rest.assign_session_project(session, "project"), "no projects"),
         (lambda: rest.list_training_runs(project_id="project"), "no projects"),
         (lambda: rest.export_session_trace(session), "no traces"),
-        (lambda: rest.search_sessions(types.SessionSearchRequest()), "no search"),
         (lambda: admin.get_audit_log(), "no audit log"),
         (lambda: admin.get_current_checkpoint_storage_usage(), "no bills"),
         (lambda: admin.get_billing_usage("2026-01-01", "2026-01-02"), "no bills"),
@@ -324,6 +323,58 @@ def test_a_client_that_is_closed_ends_its_session(rest):
         made = own.create_lora_training_client(base_model="base").result()
     session = made.model_id.partition(":")[0]
     assert rest.get_session(session).result().training_run_ids == [made.model_id]
+
+
+def test_sessions_are_searched(rest):
+    ids, key = [], tinker.RestClient(api_key="tml-search")
+    for number, status in enumerate(("success", "errored", None)):
+        metadata = {"even": str(number % 2 == 0), "n": str(number)}
+        own = tinker.ServiceClient(
+            api_key="tml-search", display_name=f"Nightly run {number}", user_metadata=metadata
+        )
+        run = own.create_lora_training_client(base_model="base").result()
+        if number == 0:
+            size = (
+                run.save_state("a").result()
+                and key.list_user_checkpoints().result().checkpoints[0].size_bytes
+            )
+        ids.append(run.model_id.partition(":")[0])
+        if status:
+            own.close(status).result()
+
+    def found(**asked):
+        page = key.search_sessions(types.SessionSearchRequest(**asked)).result()
+        return [ids.index(each.session_id) for each in page.sessions]
+
+    first = key.search_sessions(types.SessionSearchRequest(limit=2)).result()
+    assert [each.session_id for each in first.sessions] == ids[:0:-1]
+    last = key.search_sessions(types.SessionSearchRequest(limit=2, cursor=first.next_cursor)).result()
+    (oldest,) = last.sessions
+    assert (oldest.session_id, last.next_cursor) == (ids[0], None)
+    assert (oldest.display_name, oldest.user_metadata) == ("Nightly run 0", {"even": "True", "n": "0"})
+    assert (oldest.checkpoints_count, oldest.checkpoint_storage_bytes) == (1, size)
+    assert [each.status.type for each in first.sessions] == ["active", "client_finished"]
+    assert first.sessions[1].status.reason.type == "errored"
+    assert found(session_id=ids[1]) == [1] and found(session_id="none") == []
+    assert found(display_name="RUN night") == [2, 1, 0] and found(display_name="run 1") == [1]
+    assert found(display_name="run 1", session_id=ids[0]) == [1, 0]
+    assert found(user_metadata={"even": "True"}) == [2, 0] and found(user_metadata={"even": "no"}) == []
+    of_client, active = types.ClientFinishedSessionStatusQuery, types.ActiveSessionStatusQuery()
+    assert found(statuses=[active]) == [2] and found(statuses=[of_client()]) == [1, 0]
+    assert found(statuses=[of_client(reasons=["success"]), active]) == [2, 0]
+    assert found(statuses=[types.FailedSessionStatusQuery()]) == []
+    assert found(owner=types.AccessibleSearchOwner()) == [2, 1, 0]
+    mine = types.UserSearchOwner(owner_urns=[oldest.owner])
+    assert found(owner=mine) == [2, 1, 0]
+    assert found(owner=types.UserSearchOwner(owner_urns=["somebody"])) == []
+    theirs = rest.search_sessions(types.SessionSearchRequest(owner=mine, display_name="nightly")).result()
+    assert theirs.sessions == []
+    for asked, words in (
+        ({"project_ids": ["p"]}, "no projects"),
+        ({"cursor": {"last_created_at": "2026-01-01T00:00:00Z", "last_session_id": "none"}}, "not found"),
+    ):
+        with pytest.raises(tinker.TinkerError, match=words):
+            key.search_sessions(types.SessionSearchRequest(**asked)).result()
 
 
 def test_a_client_goes_on_while_its_server_is_killed_and_started_again(tmp_path: Path):

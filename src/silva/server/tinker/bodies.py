@@ -260,6 +260,54 @@ class TtlBody(Body):
     ttl_seconds: Seconds = None
 
 
+REASONS = ("success", "errored", "interrupted")
+"""Why a client has ended its session."""
+Reason = Literal["success", "errored", "interrupted"]
+
+
+class ReasonBody(Body):
+    type: Reason
+
+
 class FinishBody(Body):
-    reason: dict[Text, Any] = Field(default_factory=dict)
+    reason: ReasonBody | None = None
     detail: Text | None = None
+
+
+class SearchedOwner(Body):
+    type: Literal["own", "accessible", "user"] = "own"
+    owner_urns: Annotated[list[Text], Field(max_length=10)] = Field(default_factory=list)
+
+
+class SearchedStatus(Body):
+    type: Literal["active", "cancelled", "failed", "client_finished"]
+    reasons: Annotated[list[Reason], Field(min_length=1, max_length=16)] | None = None
+
+    def fits(self, finished: int) -> bool:
+        """Whether a session is so, by its place in the database. None is cancelled or failed here."""
+        ended = finished > 1 and REASONS[finished - 2] in (self.reasons or REASONS)
+        return {"active": not finished, "client_finished": ended}.get(self.type, False)
+
+
+class SearchCursor(Body):
+    last_created_at: Text
+    last_session_id: Id
+
+
+class SearchBody(Body):
+    session_id: Id | None = None
+    project_ids: NoProject = None
+    user_metadata: dict[Text, Text] = Field(default_factory=dict)
+    display_name: Annotated[Text, Field(min_length=1)] | None = None
+    owner: SearchedOwner = SearchedOwner()
+    statuses: Annotated[list[SearchedStatus], Field(min_length=1, max_length=16)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
+    cursor: SearchCursor | None = None
+
+    def names(self, session: str, name: str) -> bool:
+        """Whether it asks for a session, by its id or by words of its name: either suffices."""
+        if self.session_id is None and self.display_name is None:
+            return True
+        words = (self.display_name or "").casefold().split()
+        named = self.display_name is not None and all(word in name.casefold() for word in words)
+        return named or session == self.session_id

@@ -23,7 +23,7 @@ KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights"
 TRAINING, SAMPLER, EXTERNAL = KINDS
 SCHEME = "tinker://"
 LIVE = "(expires IS NULL OR expires > ?)"
-ENDED = "session IN (SELECT id FROM sessions WHERE finished = 1)"
+ENDED = "session IN (SELECT id FROM sessions WHERE finished > 0)"
 SILENT = 86400.0  # seconds without a heartbeat, after which a session has ended
 
 
@@ -123,7 +123,7 @@ async def tidy(tables: Tables, folder: Path) -> None:
 
     def forget(db: sqlite3.Connection) -> set[str]:
         db.execute("DELETE FROM checkpoints WHERE expires <= ?", (now,))
-        db.execute("UPDATE sessions SET finished = 1 WHERE heard < ?", (now - SILENT,))
+        db.execute("UPDATE sessions SET finished = 1 WHERE heard < ? AND finished = 0", (now - SILENT,))
         db.execute(f"DELETE FROM samplers WHERE {ENDED}")
         idle = "NOT EXISTS (SELECT 1 FROM requests r WHERE r.line = models.id AND r.finished IS NULL)"
         db.execute(f"UPDATE models SET folder = NULL WHERE {ENDED} AND {idle}")

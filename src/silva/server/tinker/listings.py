@@ -45,6 +45,7 @@ class TinkerListings:
             ("GET", "/checkpoints"): self.checkpoints,
             ("GET", "/sessions"): self.sessions,
             ("GET", "/sessions/{id}"): self.session,
+            ("POST", "/sessions/search"): self.search,
             ("GET", "/samplers/{id}"): self.sampler,
         }
 
@@ -170,6 +171,46 @@ class TinkerListings:
         return {"training_run_ids": names[0], "sampler_ids": names[1], "display_name": row["name"],
                 "user_metadata": _texts(row["metadata"])}  # fmt: skip
 
+    async def search(self, request: Request, owner: str) -> Any:
+        """Newest first, a page at a time."""
+        asked = await posted(request, bodies.SearchBody)
+        found, last = list[Row](), None
+        if asked.cursor is not None:
+            last = await self._owned("sessions", asked.cursor.last_session_id, owner)
+        mine = not asked.owner.owner_urns or owner in asked.owner.owner_urns
+        while mine and len(found) <= asked.limit:
+            before = (1e12, "") if last is None else (last["created"], last["id"])
+            rows = await self._tables.rows(
+                "SELECT * FROM sessions WHERE owner = ? AND (created < ? OR (created = ? AND id < ?)) "
+                "ORDER BY created DESC, id DESC LIMIT ?", owner, before[0], *before, PAGE,
+            )  # fmt: skip
+            found += [row for row in rows if _fits(asked, row)]
+            if len(rows) < PAGE:
+                break
+            last = rows[-1]
+        shown, more = found[: asked.limit], len(found) > asked.limit
+        end = shown[-1] if more else None
+        cursor = end and {"last_created_at": when(end["created"]), "last_session_id": end["id"]}
+        return {"sessions": [await self._summary(row) for row in shown], "next_cursor": cursor}
+
+    async def _summary(self, session: Row) -> dict[str, Any]:
+        query = (
+            "SELECT COUNT(*) AS n, COALESCE(SUM(c.size), 0) AS bytes FROM checkpoints c "
+            f"JOIN models m ON m.id = c.model WHERE m.session = ? AND {LIVE}"
+        )
+        (kept,) = await self._tables.rows(query, session["id"], CLOCK.time())
+        return {
+            "session_id": session["id"],
+            "created_at": when(session["created"]),
+            "owner": session["owner"],
+            "project_id": "",
+            "status": _status(session["finished"]),
+            "checkpoints_count": kept["n"],
+            "checkpoint_storage_bytes": int(kept["bytes"]),
+            "display_name": session["name"],
+            "user_metadata": _texts(session["metadata"]),
+        }
+
     async def sampler(self, request: Request, owner: str) -> Any:
         row = await self._owned("samplers", request.path_params["id"], owner)
         return {"sampler_id": row["id"], "base_model": self._model.name, "model_path": row["path"]}
@@ -202,6 +243,23 @@ def _whole(request: Request, name: str, usual: int, most: int) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
         raise HttpError(400, f"{name}: got {text[:50]!r}, expected 0 to {most}")
     return int(text)
+
+
+def _fits(asked: bodies.SearchBody, session: Row) -> bool:
+    metadata = _texts(session["metadata"]) or {}
+    statuses = asked.statuses is None or any(each.fits(session["finished"]) for each in asked.statuses)
+    return (
+        statuses
+        and asked.names(session["id"], session["name"] or "")
+        and asked.user_metadata.items() <= metadata.items()
+    )
+
+
+def _status(finished: int) -> dict[str, Any] | None:
+    """None: it was heard of no more."""
+    if finished > 1:
+        return {"type": "client_finished", "reason": {"type": bodies.REASONS[finished - 2]}}
+    return None if finished else {"type": "active"}
 
 
 def _lora(model: Row) -> dict[str, Any]:

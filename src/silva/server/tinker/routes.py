@@ -57,7 +57,6 @@ REFUSED = {
     ("POST", "/join_sampling_session"): "clones of a sampling client draw their own numbers here",
     ("POST", "/retrieve_futures"): "results are fetched one by one (retrieve_future)",
     ("POST", "/auth/token"): "this server takes API keys alone, which belong to no user",
-    ("POST", "/sessions/search"): "this server has no search: list sessions",
     ("PUT", "/sessions/{id}/project"): "this server has no projects",
     ("GET", "/sessions/{id}/trace_export"): "this server records no traces",
     ("GET", "/audit"): "this server has no audit log",
@@ -120,11 +119,12 @@ class TinkerRoutes:
         return {}
 
     async def finish(self, request: Request, owner: str) -> Any:
-        await posted(request, bodies.FinishBody)
-        name = request.path_params["id"]
+        body, name = await posted(request, bodies.FinishBody), request.path_params["id"]
         if await self._tables.row("SELECT 1 FROM sessions WHERE id = ? AND owner = ?", name, owner) is None:
             raise HttpError(404, f"session {name[:99]}: not found")
-        await self._tables.change("UPDATE sessions SET finished = 1 WHERE id = ?", name)
+        how = bodies.REASONS.index(body.reason.type) + 2 if body.reason else 1
+        first = "UPDATE sessions SET finished = ? WHERE id = ? AND finished = 0"
+        await self._tables.change(first, how, name)
         return {}
 
     async def _session(self, name: str, owner: str) -> None:

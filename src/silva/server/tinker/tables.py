@@ -47,10 +47,12 @@ CREATE TABLE IF NOT EXISTS samplers (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, session TEXT NOT NULL, folder TEXT, path TEXT,
     size INTEGER NOT NULL DEFAULT 0, created REAL NOT NULL);
 """
-"""models.done: the last request whose result is recorded; models.kept: the last one whose effect is in
-models.folder. requests.line: what their `seq` counts in, a model or a sampling session. requests.body: NULL
-if it need not be done again. requests.form: of the result, "json" or "proto". requests.undone: it has failed
-and changed nothing. samplers.size: of a folder of its own; a checkpoint's counts there."""
+"""sessions.finished: 0, 1 if it was heard of no more, and from 2 on what its client said of the end
+(bodies.REASONS). models.done: the last request whose result is recorded; models.kept: the last one whose
+effect is in models.folder. requests.line: what their `seq` counts in, a model or a sampling session.
+requests.body: NULL if it need not be done again. requests.form: of the result, "json" or "proto".
+requests.undone: it has failed and changed nothing. samplers.size: of a folder of its own; a checkpoint's
+counts there."""
 
 
 class Tables:
