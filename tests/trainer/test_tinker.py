@@ -13,7 +13,6 @@ import torch
 from silva.algorithms.summed import SUMMED
 from silva.assembly import Assembly
 from silva.commands.checks import check, check_parts
-from silva.commands.plan import plan_run
 from silva.config.load import load
 from silva.engines.tinker.engine import TinkerEngine
 from silva.engines.tinker.settings import TinkerEngineSettings
@@ -111,6 +110,17 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 def test_a_text_of_another_form_is_refused_with_the_form(tmp_path):
     with pytest.raises(ConfigError, match=r'weights = "v4"\n +expected a string that matches \^\(tinker://'):
         config(tmp_path, "--engine.weights=v4")
+
+
+def test_an_update_reads_each_token_once_for_each_pass_beside_the_gradient():
+    found = [
+        made().usage(frozenset(needs), LossSpec("clipped", params))
+        for needs, params in (
+            ((), {}), (("logprobs",), {}), (("logprobs", "reference_logprobs"), {"kl_coef": 0.1}),
+        )
+    ]  # fmt: skip
+    # The reference of a KL term is scored once more, and its loss is computed here.
+    assert [(each.input, each.output, each.trained) for each in found] == [(0, 0, 1), (1, 0, 1), (4, 0, 1)]
 
 
 def test_passes_and_samples_have_one_limit_of_costs(rows):
@@ -213,12 +223,9 @@ def test_nobody_at_the_address_is_told_at_once(monkeypatch):
         tinker.service("http://127.0.0.1:9", "tml-me")
 
 
-def test_a_model_at_a_service_is_loaded_nowhere_and_has_no_plan(tmp_path):
-    found = config(tmp_path)
-    assert not Assembly(found).host.holds_model
+def test_a_model_at_a_service_is_loaded_nowhere(tmp_path):
+    assert not Assembly(config(tmp_path)).host.holds_model
     assert Assembly(config(tmp_path, "--trainer.type", "local", "--engine.type", "local")).host.holds_model
-    with pytest.raises(CapabilityError, match=r"--dry-run: a plan needs the model"):
-        plan_run(found)
 
 
 def test_the_weights_never_leave_the_service(tmp_path):

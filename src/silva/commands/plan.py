@@ -6,6 +6,7 @@
 
 Lengths are measured, not guessed, on the policy that RL will begin with. A warm start is therefore done first
 where the model is tiny; a larger model takes minutes for it, so there the script plays that it will imitate.
+A run at a service is planned by episodes that are sampled there, and says what these have cost.
 Not here: seconds, which depend on the machine, and how answers grow or shrink as a policy learns.
 """
 
@@ -26,6 +27,7 @@ from silva.algorithms.settings import Algorithm
 from silva.assembly import Assembly, connected
 from silva.commands.checks import check, check_environments
 from silva.commands.common import here
+from silva.commands.plan_service import PlayedAtService
 from silva.config.schema import RunConfig
 from silva.config.sections import TinyModel
 from silva.errors import CapabilityError, NoSignalError
@@ -113,7 +115,7 @@ class Plan:
     kept: float
     compares: bool
     eval_episodes: int
-    footprint: Footprint
+    footprint: Footprint | PlayedAtService
     shown: tuple[str, str]
     data: Sequence[str] = ()  # how rows were read and how many tasks there are
     warnings: Sequence[str] = ()
@@ -126,17 +128,22 @@ def plan_run(config: RunConfig) -> Plan:
         SilvaError: whatever would stop the run at its start.
     """
     check(config)
-    config = alone(config)
+    served, trainer = config.trainer.remote, None
+    config = here(config) if served else alone(config)
     with loaded(config) as assembly:
-        refuse_too_large(assembly.model)
+        if served:
+            trainer = assembly.trainer()
+        else:
+            refuse_too_large(assembly.model)
         groups, warnings = asyncio.run(_probe(assembly))
-        probe = _summarise(config.algorithm, groups)
-        footprint, shown = (
-            Footprint.of(assembly.model, _memory(assembly, probe)),
-            _shown(assembly.renderer, groups),
-        )
+        probe, shown = _summarise(config.algorithm, groups), _shown(assembly.renderer, groups)
+        footprint: Footprint | PlayedAtService
+        if served:
+            footprint = PlayedAtService.of(assembly, trainer, groups)
+        else:
+            footprint = Footprint.of(assembly.model, _memory(assembly, probe))
         data, episodes = assembly.data_notes, eval_episodes(assembly)
-    scripted = config.warm_start is not None and not isinstance(config.model, TinyModel)
+    scripted = _begins_with_script(config)
     compares = config.algorithm.relative and not scripted  # what an expert earns tells nothing
     silent_share = probe.silent / probe.groups if compares else 0.0
     # Shares of groups that are still without signal after 0, 1, ... refills.
@@ -160,8 +167,15 @@ def plan_run(config: RunConfig) -> Plan:
 def describe(plan: Plan) -> str:
     config, probe, rollout = plan.config, plan.probe, plan.config.rollout
     groups, size, updates = rollout.groups_per_step, rollout.group_size, config.trainer.updates_per_step
-    generated = probe.generated * (groups * config.algorithm.oversample + plan.refills) * size
+    played = (groups * config.algorithm.oversample + plan.refills) * size
+    generated = probe.generated * played
     trained = probe.row_tokens * plan.kept * size
+    evaluations = 1 + (-(-config.steps // config.eval.every) if config.eval.every else 1)
+    if isinstance(takes := plan.footprint, Footprint):
+        needs = takes.lines(config)
+    else:
+        evaluated = evaluations * plan.eval_episodes
+        needs = [takes.cost(steps=config.steps, played=played, trained=trained, evaluated=evaluated)]
     lines = [
         f"{config.steps} steps, each {groups} tasks x {size} = {groups * size} rollouts"
         + (f", and about {plan.refills:.1f} tasks more for groups without signal" if plan.refills else "")
@@ -175,9 +189,8 @@ def describe(plan: Plan) -> str:
         f"trained, of {short(trained)} tokens with their prompts; the longest row has {probe.longest}",
         f"in all: about {short(config.steps * generated)} tokens sampled and "
         f"{short(config.steps * trained)} in rows, if all stays as in a probe",
-        f"{1 + (-(-config.steps // config.eval.every) if config.eval.every else 1)} evaluations of "
-        f"{plan.eval_episodes} held-out episodes",
-        *plan.footprint.lines(config),
+        f"{evaluations} evaluations of {plan.eval_episodes} held-out episodes",
+        *needs,
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),
@@ -193,6 +206,12 @@ def _quoted(text: str) -> list[str]:
         half = MAX_TEXT // 2
         text = f"{text[:half]}\n... ({len(text) - MAX_TEXT:,} more characters) ...\n{text[-half:]}"
     return [f"  | {line}" for line in text.split("\n")]
+
+
+def _begins_with_script(config: RunConfig) -> bool:
+    """Whether a script plays the probe."""
+    trains_first = isinstance(config.model, TinyModel) and not config.trainer.remote
+    return config.warm_start is not None and not trains_first
 
 
 def alone(config: RunConfig) -> RunConfig:
@@ -219,16 +238,18 @@ def alone(config: RunConfig) -> RunConfig:
 async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
     """The first groups of the run, played, and what does not fit its limits."""
     config, rollout, warm = assembly.config, assembly.config.rollout, assembly.config.warm_start
+    await assembly.connect()
     await check_environments(config, assembly.trained)
     found = await openings(assembly.trained, assembly.renderer, rollout.limits, rollout.context,
                            seed=config.seed)  # fmt: skip
     actor: Actor = Policy(assembly.engine, assembly.renderer, rollout.sampling)
-    if warm is not None and isinstance(config.model, TinyModel):
+    if _begins_with_script(config):
+        assert warm is not None
+        actor = Script(assembly.renderer, warm.mistakes, warm.noise)
+    elif warm is not None:
         trainer = await connected(assembly.trainer())
         await warm_start(trainer, assembly.engine, assembly.scripted())
         await assembly.engine.load(await trainer.publish())
-    elif warm is not None:
-        actor = Script(assembly.renderer, warm.mistakes, warm.noise)
     stream = assembly.stream("train")
     count = max(len(config.environments), -(-PROBE_EPISODES // rollout.group_size))
 

@@ -31,7 +31,7 @@ from silva.errors import CapabilityError, CheckpointError, ConfigError, NonFinit
 from silva.ports import FILES, crash_point
 from silva.protocols import TrainerCapabilities
 from silva.trainer.loss_inputs import streams
-from silva.trainer.policy import TokenLogprobs, trained
+from silva.trainer.policy import IDLE, TokenLogprobs, trained
 from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.update import Update
 from silva.types import LossSpec, OptimParams, Sample, Signals, Snapshot
@@ -139,6 +139,12 @@ class TinkerTrainer:
             _loss(update, [torch.from_numpy(each) for each in _logprobs(found)])
         crash_point("backward")
         return update.metrics(Mesh())
+
+    def usage(self, needs: frozenset[str], loss: LossSpec) -> Usage:
+        """How often an update sends each token of its rows, after `score` for `needs`."""
+        row = IDLE.replace(advantages=np.zeros(len(IDLE)))
+        passes = len(needs) + bool(loss.params.get("kl_coef")) + (_named([row], loss) is None)
+        return Usage(passes, 0, trained=1)
 
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
         """One AdamW step at the service; its own metrics come back beside `lr`."""

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ import torch
 
 pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
 
+from silva.commands.plan import describe, plan_run
 from silva.commands.train import train
 from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
@@ -242,12 +244,17 @@ def test_a_run_of_reinforcement_learning_and_what_is_left_of_it(address, tmp_pat
         "eval": {"tasks": 4},
         "checkpoint": {"every": 1},
     }
+    plan = describe(plan_run(load([], REGISTRIES, values={**config, "warm_start": None}).config))
     train(config)
     run = Path("runs/lake")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert lines[-1]["perf/mismatch_max"] < 1e-3
     assert lines[1]["perf/cost"] > 0
+    planned = re.search(r"cost: about (\S+) a step", plan)
+    assert planned is not None
+    assert float(planned[1]) == pytest.approx(lines[1]["perf/cost"], rel=0.3)
+    assert "the probe's 48 episodes at the service read" in plan and "memory" not in plan
     assert "1 more like it cost about" in (run / "run.log").read_text()
     kept = json.loads((run / "checkpoints/step_2/trainer/tinker.json").read_text())
     assert kept["path"].startswith("tinker://") and kept["version"] == 2
