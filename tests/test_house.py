@@ -43,10 +43,10 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 81_544),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 79_455),
+    "lines of src/silva": (lambda: lines(SOURCE), 81_855),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 79_651),
     "lines of the longest file of src/silva": (longest, 404),
-    "files of the largest room of src/silva": (most_files, 32),
+    "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
     "keys of the configuration outside environments": (keys, 1321),
 }

@@ -102,7 +102,16 @@ def test_a_base_model_is_served_to_tinker_by_its_name_alone(tinker):
         (["tinker", "--host", "0.0.0.0"], "secret", "keys such as tml-"),
         (["tinker", "--model.lora.rank", "4"], "tml-a,tml-b", "gives every run its own adapters"),
         (["tinker", "--trainer.type", "tinker"], "", 'got "tinker", expected "local"'),
-        (["tinker", "--trainer.ranks", "2"], "", "has the whole model; expected dp_replicate = 2"),
+        (
+            ["tinker", "--trainer.ranks", "2"],
+            "",
+            "dp_replicate = 2, or engine.type",
+        ),
+        (
+            ["tinker", "--trainer.ranks", "2", "--trainer.parallel.tp", "2"],
+            "",
+            "parallel.tp: ranks",
+        ),
     ],
 )
 def test_what_is_no_tinker_server_is_refused(arguments, key, words, tmp_path, monkeypatch, capsys):

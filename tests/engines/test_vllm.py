@@ -94,7 +94,12 @@ def test_adapters_are_loaded_unless_they_are_to_be_merged() -> None:
         "--lora-target-modules", "q_proj", "v_proj",
     ]  # fmt: skip
     assert environment == same | {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+    of_runs, _ = VllmEngineSettings().command("m", "h", 1, "", lora=lora, several=True)
+    room = of_runs.index("--max-loras")
+    assert of_runs[room : room + 4] == ["--max-loras", "8", "--max-cpu-loras", "64"]
     assert VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=lora) == (plain, same)
+    with pytest.raises(ConfigError, match=r"engine\.adapters = false: runs are adapters"):
+        VllmEngineSettings(adapters=False).command("m", "h", 1, "", lora=lora, several=True)
     arguments, environment = VllmEngineSettings().command("m", "h", 1, "", sent=True)
     assert arguments == [*plain, "--weight-transfer-config", '{"backend": "nccl"}'] and environment == same
     for wrong in (Lora(rank=999), Lora(targets=("lm_head",))):

@@ -52,6 +52,6 @@ class PlayedAtService:
         most = "" if prices.most is None else f" (engine.max_cost = {prices.most:g})"
         return (
             f"cost: about {sampling + learning:.3g} a step by the prices in [engine], {sampling:.3g} to "
-            f"sample and {learning:.3g} for gradients{more}; {whole:.3g} in all with evaluations{most}; {probe}, "
-            f"for {paid:.3g}"
+            f"sample and {learning:.3g} for gradients{more}; {whole:.3g} in all with evaluations{most}; "
+            f"{probe}, for {paid:.3g}"
         )

@@ -188,8 +188,11 @@ def become_launched(config: RunConfig, bind: Any, key: str) -> NoReturn:
     os.execve(argv[0], argv, env)
 
 
-def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mapping[str, str]]:
+def _launching(config: RunConfig, bind: Any, key: str, **needs: Any) -> tuple[list[str], Mapping[str, str]]:
     """The program of the engine's server, its arguments and its environment.
+
+    Args:
+        needs: more of what `engine.command` takes.
 
     Raises:
         CapabilityError: a model or an address that it cannot take.
@@ -206,7 +209,7 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
     routes, lora = config.replays_routing, model.lora
     sent = config.trainer.transfer == "nccl"
     argv, added = config.engine.command(
-        str(source), bind.host, bind.port, key, routes=routes, lora=lora, sent=sent
+        str(source), bind.host, bind.port, key, routes=routes, lora=lora, sent=sent, **needs
     )
     python = shutil.which(argv[0])
     if python is None:
@@ -214,30 +217,47 @@ def _launching(config: RunConfig, bind: Any, key: str) -> tuple[list[str], Mappi
     return [python, *argv[1:]], {**os.environ, **added}
 
 
-def _launched(config: RunConfig, stack: ExitStack, say: Callable[[str], None]) -> Any:
-    """A client of the engine's server, which is a child of this process. If it ends, so does this one."""
-    import httpx2
+def launched(
+    config: RunConfig, stack: ExitStack, say: Callable[[str], None], **needs: Any
+) -> tuple[Any, str]:
+    """Start the engine's server as a child of this process. If it ends, so does this one.
 
+    Args:
+        needs: as of `_launching`.
+
+    Returns:
+        Where it will listen, and its key.
+    """
     from silva.wire.listening import Bind
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         bind, key = Bind(port=probe.getsockname()[1]), secrets.token_urlsafe(24)
-    argv, env = _launching(config, bind, key)
+    argv, env = _launching(config, bind, key, **needs)
     child = subprocess.Popen(
         argv, env=env, text=True, errors="replace", preexec_fn=die_with_parent,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+    ended = threading.Event()
     stack.callback(child.kill)
+    stack.callback(ended.set)
 
     def read() -> None:
         for line in child.stdout or ():
             say(line.rstrip())
         child.wait()
-        threading.Event().wait(1.0)  # until its last lines have been told
-        os._exit(1)
+        if not ended.wait(1.0):  # until its last lines have been told
+            os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
+    return bind, key
+
+
+def _launched(config: RunConfig, stack: ExitStack, say: Callable[[str], None]) -> Any:
+    """A client of the engine's server, which listens."""
+    import httpx2
+
+    bind, key = launched(config, stack, say)
     while True:
         try:
             socket.create_connection((bind.host, bind.port), 1.0).close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from silva import process, signals
 from silva.assembly import Assembly
 from silva.commands.command import Given
 from silva.commands.common import here, say, served
-from silva.commands.serve import checked_bind, served_name, threads_shared
+from silva.commands.serve import checked_bind, launched, served_name, threads_shared
 from silva.config.schema import RunConfig
-from silva.config.sections import PretrainedModel
+from silva.config.sections import Lora, PretrainedModel
 from silva.errors import CapabilityError, ConfigError
 from silva.models.loading import LoadedModel, copied, generation_stops, resolve
 from silva.server.ranks import SharedCalls, follow, joined, place
@@ -27,10 +27,13 @@ from silva.server.tinker.adapters import FolderSampler, ServedSampler
 from silva.server.tinker.whole_models import WholeModels
 from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.tenants.learner import Tenants
+from silva.wire.transport import Peer
 
 PLACES = 128  # samples in the engine, which decodes some of them and has the next ones at hand
 PROBE = tuple(range(1, 17))  # tokens that every vocabulary has
 QUOTAS = {"models": "--max-models", "waiting": "--max-waiting", "bytes": "--max-bytes"}
+LAUNCHED_RANK = 64
+"""Of the adapters at most that a server started here samples with; engine.arguments may say another one."""
 EXTRA = 'pip install "silva[services]"'
 
 
@@ -65,16 +68,27 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
         bind, _ = checked_bind(config, "tinker", given.options)
     process.prepare()
     with ExitStack() as stack:
-        parts = Assembly(own, say=say)
+        parts = Assembly(own, say=say, stored=_divided(own) > 1)
         stack.callback(parts.close, wait=False)
         calls = stack.enter_context(joined(own.ranks, parts.device, say))
         if calls and follows:
-            follow(calls, following(_runs(parts), parts.compute))
+            follow(calls, following(_runs(parts)[0], parts.compute))
+        if own.engine.launched:
+            parts.engine = _launched_engine(parts, stack)
         name = given.options.get("--as") or served_name(config, None)
         server = _server(parts, name, given, quotas, calls)
         app = Guard(server.app, bind, key="", log=say, max_body=MAX_BODY,
                     takes=("application/json", TAKES), admits=server.admitting(keys))  # fmt: skip
         return served(app, bind, f"tinker: {name}", server.working())
+
+
+def _launched_engine(parts: Assembly, stack: ExitStack) -> Any:
+    """The client of a server that is started for the adapters of runs."""
+    config = parts.config
+    lora = Lora(rank=LAUNCHED_RANK)
+    adapted = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    bind, key = launched(adapted, stack, say, several=True)
+    return config.engine.client([Peer(bind.address, name="inference", key=key)], parts)
 
 
 def _number(options: Mapping[str, str], flag: str) -> int | None:
@@ -92,12 +106,28 @@ def _check(config: RunConfig) -> None:
         raise ConfigError(
             f'trainer.type: a Tinker service trains here; got "{settings.type}", expected "local"'
         )
-    size = max(place()[1], config.ranks)
-    if size > 1 and (settings.parallel.shape(size)["copies"] < size or settings.parallel.offload):
+    parallel, usual = settings.parallel, type(settings.parallel)()
+    others = [
+        way for way in ("cp", "tp", "pp", "ep", "offload") if getattr(parallel, way) != getattr(usual, way)
+    ]
+    if others:
         raise CapabilityError(
-            f"trainer.parallel: each of the {size} ranks of a Tinker server has the whole model; expected "
-            f"dp_replicate = {size}, and nothing else"
+            f"trainer.parallel.{others[0]}: ranks of a Tinker server share the data of a pass, and weights "
+            "between passes; expected dp_shard and dp_replicate alone"
         )
+    if (ranks := _divided(config)) > 1 and not config.engine.remote:
+        raise CapabilityError(
+            f'trainer.parallel: engine.type = "{config.engine.type}" samples from a whole model, which would '
+            f"be divided among {ranks} ranks; expected trainer.parallel.dp_replicate = "
+            f'{max(place()[1], config.ranks)}, or engine.type = "http" with engine.dialect = "vllm"'
+        )
+
+
+def _divided(config: RunConfig) -> int:
+    """Among how many ranks the weights of a copy of the model are divided."""
+    settings: Any = config.trainer
+    size = max(place()[1], config.ranks)
+    return size // int(settings.parallel.shape(size)["copies"])
 
 
 def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: SharedCalls | None = None) -> Any:
@@ -115,12 +145,13 @@ def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: Shared
         state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--state: {error}; expected a folder, or a place for one") from error
-    sampler = _sampler(parts)  # before adapters are installed: an engine here has modules of its own
+    served = getattr(parts.engine, "folders", False)
+    full = _full(given.options.get("--full", "0" if served else "1"), not served)
+    own = None if served else _own_sampler(parts)  # of other modules than adapters are installed over
+    runs, scores = _runs(parts)
+    sampler = own or _served_sampler(parts, scores)
     for note in parts.engine.notes:
         say(note)
-    own = isinstance(sampler, FolderSampler)
-    full = _full(given.options.get("--full", "1" if own else "0"), own)
-    runs = _runs(parts)
     shared = LeadingRuns(runs, calls) if calls else runs
     model = ServedModel(
         name,
@@ -131,29 +162,35 @@ def _server(parts: Assembly, name: str, given: Given, quotas: Any, calls: Shared
     return TinkerServer(state, model, shared, parts.compute, sampler, PLACES, full, say, quotas, database)
 
 
-def _runs(parts: Assembly) -> Tenants:
-    """Those of this rank."""
+def _runs(parts: Assembly) -> tuple[Tenants, np.ndarray]:
+    """Those of this rank, and the log-probabilities of PROBE, which all ranks compute."""
     settings: Any = parts.config.trainer  # the budget of a pass, and how ranks share it
     mesh = mesh_of(settings.parallel, parts.device)
     head = not parts.config.engine.remote  # see docs/tinker.md
-    return parts.compute.run(Tenants, parts.model, settings, head=head, mesh=mesh)
+    runs = parts.compute.run(Tenants, parts.model, settings, head=head, mesh=mesh)
+    return runs, parts.compute.run(_scores, runs.loaded)
 
 
-def _sampler(parts: Assembly) -> FolderSampler | ServedSampler:
-    """Of the engine that the configuration names."""
+def _served_sampler(parts: Assembly, scores: np.ndarray) -> ServedSampler:
+    """Of an engine whose servers read folders. `scores`: log-probabilities of PROBE here."""
     engine: Any = parts.engine
-    stops = generation_stops(parts.config.model) or parts.renderer.stop_token_ids
-    vocabulary = parts.renderer.vocabulary
-    if getattr(engine, "folders", False):
-        scores = asyncio.run(_met(engine))
-        apart = max(abs(scores - parts.compute.run(_scores, parts.model)))
-        if not apart <= (most := engine.probe_tolerance):
-            raise ConfigError(
-                f"engine: the log-probabilities of its servers' model are {apart:.3g} from those of "
-                f"{served_name(parts.config, None)}, expected at most {most:g} (engine.probe_tolerance); "
-                "give both the same model"
-            )
-        return ServedSampler(engine, engine.capabilities.context, vocabulary, stops)
+    apart = max(abs(asyncio.run(_met(engine)) - scores))
+    if not apart <= (most := engine.probe_tolerance):
+        raise ConfigError(
+            f"engine: the log-probabilities of its servers' model are {apart:.3g} from those of "
+            f"{served_name(parts.config, None)}, expected at most {most:g} (engine.probe_tolerance); "
+            "give both the same model"
+        )
+    return ServedSampler(engine, engine.capabilities.context, parts.renderer.vocabulary, _stops(parts))
+
+
+def _stops(parts: Assembly) -> Sequence[int]:
+    return generation_stops(parts.config.model) or parts.renderer.stop_token_ids
+
+
+def _own_sampler(parts: Assembly) -> FolderSampler:
+    """Of an engine in this process."""
+    engine: Any = parts.engine
     if not hasattr(engine, "load_adapter"):
         raise CapabilityError(
             "silva serve tinker: expected an engine that takes adapters: "
@@ -168,7 +205,8 @@ def _sampler(parts: Assembly) -> FolderSampler | ServedSampler:
         return others.engine
 
     whole = WholeModels(engine_of_whole_models)
-    return FolderSampler(engine, engine.capabilities.context, vocabulary, stops, whole)
+    context, vocabulary = engine.capabilities.context, parts.renderer.vocabulary
+    return FolderSampler(engine, context, vocabulary, _stops(parts), whole)
 
 
 async def _met(engine: Any) -> np.ndarray:
@@ -183,7 +221,7 @@ async def _met(engine: Any) -> np.ndarray:
 def _scores(loaded: LoadedModel) -> np.ndarray:
     """Log-probabilities of the same tokens here."""
     tokens = torch.tensor([PROBE], device=loaded.device)
-    with torch.inference_mode():
+    with torch.no_grad():  # what a divided model keeps of its first pass takes part in later ones
         rows = loaded.model(tokens, use_cache=False).logits[0, :-1].float().log_softmax(-1)
     return rows.gather(1, tokens[0, 1:, None])[:, 0].cpu().numpy()  # type: ignore[no-any-return]
 

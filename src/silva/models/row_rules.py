@@ -115,7 +115,7 @@ def counts_of(k: int, n: int) -> list[int]:
 
 def linear_product(module: Any) -> Product:
     """On the module's own weight; a small one may be all zeros (fresh adapters), so it gets other numbers."""
-    weight, bias = module.weight.detach(), module.bias
+    weight, bias = _numbers(module.weight), None if module.bias is None else _numbers(module.bias)
     if weight.numel() < 10 * SMALL:
         weight = random_numbers(tuple(weight.shape), weight.dtype)
     row = random_numbers(shape_of(module)[0], weight.dtype)
@@ -154,8 +154,14 @@ def of_training(layers: Iterable[nn.Module]) -> RowRule | None:
     return first_rule(families)
 
 
+def _numbers(parameter: torch.Tensor) -> torch.Tensor:
+    """Its own, or others if they are in a file alone."""
+    shape, dtype = tuple(parameter.shape), parameter.dtype
+    return random_numbers(shape, dtype) if parameter.is_meta else parameter.detach()
+
+
 def _backward(module: Any) -> Product:
-    weight = module.weight.detach()
+    weight = _numbers(module.weight)
     grad = random_numbers(shape_of(module)[1], weight.dtype)
     turned = weight.T if isinstance(module, Conv1D) else weight
     return lambda rows: repeated(grad, rows) @ turned

@@ -31,6 +31,7 @@ from silva.types import WeightFolder
 
 BASE = "silva_base"
 """Key of the metadata of a file. One key, because several come in any order, and the file has a digest."""
+UNTRAINED = "digest of what is not trained"
 BLOCK = 1 << 22  # bytes
 MOST_THREADS = 8
 
@@ -107,7 +108,7 @@ def base_with(loaded: LoadedModel, frozen: Iterable[tuple[str, torch.Tensor]]) -
         "architecture": json.dumps(architecture, sort_keys=True, default=str),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "adapters (model.lora)": "; ".join(sorted(adapters)) or "none",
-        "digest of what is not trained": digest.hexdigest(),
+        UNTRAINED: digest.hexdigest(),
     }
 
 

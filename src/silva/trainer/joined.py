@@ -76,13 +76,13 @@ class JoinedLearners:
         self._joins: set[str] = set()
         self.passes: dict[int, int] = {}  # how many had so many learners
         self._decoder: JointDecoder | None = None
-        if rule_of(loaded) is None or lora.dropout:
+        if (rule := rule_of(loaded)) is None or lora.dropout:
             return
         self._loaded = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         self._runs = LoraRuns(self._loaded.model, lora.targets, in_place=True)
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(self._loaded.model)
-        self._decoder = JointDecoder(self._loaded, self._runs)
+        self._decoder = JointDecoder(self._loaded, self._runs, rule)
 
     def add(self, run: str, learner: Learner) -> Gradients:
         """Take a learner, whose model is a copy of the base over its very tensors, with adapters.

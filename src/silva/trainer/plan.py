@@ -25,12 +25,13 @@ class RankWork(NamedTuple):
     """What a rank does in one round.
 
     `passes`: chunks of the largest trie of the round, 1 for one that is not walked. A model that is divided
-    among the ranks makes as many on each of them, also for smaller tries and for no rows. `cost`: of the
-    tokens of its own trie, see `plan`.
+    among the ranks makes as many on each of them, also for smaller tries and for no rows. `tokens`: of its
+    own trie. `cost`: of these, see `plan`.
     """
 
     rows: MicroBatch
     passes: int
+    tokens: int
     cost: float
 
 
@@ -93,7 +94,7 @@ def plan(
 
 def imbalance(dealt: Sequence[Sequence[RankWork]]) -> float:
     """How many times as long an update takes as if every round were divided evenly; 1 or more."""
-    rounds = itertools.zip_longest(*dealt, fillvalue=RankWork([], 0, 0.0))
+    rounds = itertools.zip_longest(*dealt, fillvalue=RankWork([], 0, 0, 0.0))
     costs = [[work.cost for work in together] for together in rounds]
     total = sum(map(sum, costs))
     return len(dealt) * sum(map(max, costs)) / total if total else 1.0
@@ -138,7 +139,8 @@ def _deal(
         together = ordered[start : start + ranks]
         together += [(0.0, 0, [])] * (ranks - len(together))
         passes = -(-max(size for _, size, _ in together) // budget)
-        for (cost, _, rows), rank in zip(together, sorted(range(ranks), key=load.__getitem__), strict=True):
-            dealt[rank].append(RankWork(rows, passes, cost))
+        least = sorted(range(ranks), key=load.__getitem__)
+        for (cost, size, rows), rank in zip(together, least, strict=True):
+            dealt[rank].append(RankWork(rows, passes, size, cost))
             load[rank] += cost
     return dealt

@@ -61,16 +61,22 @@ def changing(loaded: LoadedModel, mesh: Mesh) -> LoadedModel | None:
 
 def base(loaded: LoadedModel, mesh: Mesh) -> dict[str, str]:
     """Metadata for the files of these parameters, on the first rank: of several files one needs it."""
+    found = base_of_divided(loaded, mesh)
+    return {BASE: json.dumps(found)} if found else {}
+
+
+def base_of_divided(loaded: LoadedModel, mesh: Mesh) -> Mapping[str, str]:
+    """As `snapshots.base_of` of the undivided model, on the first rank alone; every rank calls it."""
     if loaded.model not in _BASES:
         hollow = mesh.outline(loaded)
         names = sorted(name for name, p in hollow.named_parameters() if not p.requires_grad)
         brought = ((name, mesh.bring(loaded, name, 0)) for name in names)
         found = base_with(replace(loaded, model=hollow), ((n, x) for n, x in brought if x is not None))
-        _BASES[loaded.model] = {BASE: json.dumps(found)} if mesh.rank == 0 else {}
+        _BASES[loaded.model] = found if mesh.rank == 0 else {}
     return _BASES[loaded.model]
 
 
-_BASES: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()
+_BASES: WeakKeyDictionary[nn.Module, Mapping[str, str]] = WeakKeyDictionary()
 
 
 def parameters(loaded: LoadedModel, mesh: Mesh) -> list[Share]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from email.message import Message
 from pathlib import Path
@@ -36,7 +39,8 @@ SHAPE = {"layers": 1, "width": 32, "heads": 4, "kv_heads": 2, "context": 64}
 class StandIn:
     """vLLM's routes, and one model with the adapters that it was told of."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Mapping[str, Any] = SHAPE) -> None:
+        self._shape = shape
         self.folders, self.asked = dict[str, str](), list[str]()
         self.seed = 0
         self.one = threading.Lock()  # torch has one seed
@@ -45,7 +49,7 @@ class StandIn:
         match path:
             case "/v1/models":
                 own = [{"id": name, "max_model_len": None} for name in self.folders]
-                return {"data": [{"id": "base", "max_model_len": SHAPE["context"]}, *own]}
+                return {"data": [{"id": "base", "max_model_len": self._shape["context"]}, *own]}
             case "/version":
                 return {"version": "0.32.0"}
             case "/ping":
@@ -62,7 +66,7 @@ class StandIn:
     def completion(self, body: Any) -> Any:
         """Greedy, whatever was asked for."""
         self.asked.append(body["model"])
-        model: Any = load_model(TinyModel(**SHAPE), seed=self.seed).model
+        model: Any = load_model(TinyModel(**self._shape), seed=self.seed).model
         if body["model"] in self.folders:
             model = PeftModel.from_pretrained(model, self.folders[body["model"]])
         tokens = list(body["prompt"])
@@ -176,3 +180,50 @@ def test_samples_come_from_vllm_with_the_adapters_of_the_service(tmp_path: Path)
     stand_in.seed = 1
     with serving(stand_in) as url, ExitStack() as stack, pytest.raises(ConfigError, match="the same model"):
         made(tmp_path / "third", url, stack)
+
+
+LAUNCHED = """#!{python}
+import http.server, json, os, sys
+given = dict(zip(sys.argv[3::2], sys.argv[4::2]))
+print(json.dumps(sys.argv), flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or b"null")
+        known = self.headers["authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        content = {{"data": [{{"id": "m", "max_model_len": 64}}], "version": "0.32.0", "is_paused": False}}
+        if "completions" in self.path:
+            prompt = [None] + [{{str(token): {{"logprob": -1.0}}}} for token in body["prompt"][1:]]
+            numbers = {{"token_logprobs": [0.0], "top_logprobs": [{{"token_id:7": 0.0}}]}}
+            content = {{"choices": [{{"token_ids": [7], "finish_reason": "length", "prompt_logprobs": prompt,
+                                      "logprobs": numbers}}], "usage": {{}}}}
+        self.send_response(200 if known else 401)
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+    do_GET = do_POST
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+"""
+
+
+def test_the_server_starts_a_vllm_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for the adapters of its runs and a key, and asks that."""
+    python, model, said = tmp_path / "python", tmp_path / "model", list[str]()
+    python.write_text(LAUNCHED.format(python=sys.executable))
+    python.chmod(0o755)
+    loaded = load_model(TinyModel(**SHAPE), seed=0)  # type: ignore[arg-type]
+    loaded.model.save_pretrained(model)
+    loaded.tokenizer.save_pretrained(model)
+    monkeypatch.setattr(serve_tinker, "say", said.append)
+    given = COMMANDS["serve"].read("serve", ["--state", str(tmp_path / "state")])
+    engine = ["--engine.type=vllm", f"--engine.python={python}", "--engine.probe_tolerance=100"]
+    keys = [f"--model.name={model}", *engine, "--engine.patience=20", "--environments.0.type=bandit"]
+    with ExitStack() as stack:
+        parts = Assembly(load(keys, REGISTRIES).config, say=print)
+        stack.callback(parts.close)
+        parts.engine = serve_tinker._launched_engine(parts, stack)
+        serve_tinker._server(parts, "m", given, Quotas())
+    (started,) = [json.loads(line) for line in said if line.startswith("[")]
+    for words in (["--max-lora-rank", "64", "--max-loras", "8"], ["--model", str(model)]):
+        at = started.index(words[0])
+        assert started[at : at + len(words)] == words

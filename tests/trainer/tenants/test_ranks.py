@@ -1,4 +1,4 @@
-"""Runs whose passes several ranks share: each rank has the model and all runs, which learn as on one rank."""
+"""Runs whose passes several ranks share: each has all runs and the model or a part of it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import pytest
 import torch
 from tests.contracts.rank import PARALLEL, divided, folder, group, starter, starts_ranks  # noqa: F401
 from tests.forked_ranks import Starter
-from tests.trainer.tenants.runs import data, passed, plain, tenants, weights
+from tests.trainer.tenants.runs import CLIENT, data, passed, plain, tenants, weights
 from tests.trainer.tenants.test_full import ALL
+from tests.trainer.tenants.test_learner import sample_of
 
-from silva.errors import CheckpointError, NonFiniteError
+from silva.config.sections import Lora, PretrainedModel
+from silva.errors import CapabilityError, CheckpointError, NonFiniteError
+from silva.models.loading import load_model
+from silva.models.pieces import local, whole_of
+from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.sharding.ranks import mesh_of
 from silva.trainer.tenants import AdamParams, Pass
 from silva.trainer.tenants.learner import Tenants
+from silva.types import LossSpec, OptimParams
 
 KINDS = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 1e-2}
 
@@ -26,13 +32,14 @@ KINDS = {"float64": 1e-12, "float32": 1e-6, "bfloat16": 1e-2}
 @divided
 @pytest.mark.parametrize("dtype", KINDS)
 def test_ranks_learn_what_one_process_does(folder: Path, dtype: str) -> None:  # noqa: F811
-    """A run of adapters whose passes have a row for one rank alone, and one of all weights."""
+    """A run of adapters whose passes have a row for one rank alone, and one of all weights if it can be."""
     mesh = mesh_of(PARALLEL, "cpu")
-    ours = Tenants(plain(dtype), LocalTrainerSettings(micro_batch_tokens=64), mesh=mesh)
+    settings = LocalTrainerSettings(micro_batch_tokens=64, gradient_checkpointing=dtype == "float32")
+    ours = Tenants(plain(dtype), settings, mesh=mesh)
     alone = tenants(dtype, micro_batch_tokens=64)
     tolerance: Any = {"rtol": KINDS[dtype], "atol": KINDS[dtype]}
     for learner in (ours, alone):
-        learner.create("a", **ALL)
+        learner.create("a", **{**ALL, "rank": 2 if mesh.parts > 1 else 0})
         learner.create("b", **{**ALL, "rank": 4})
     wrong = data(7)
     wrong[1].inputs["advantages"][:] = 1e308  # type: ignore[index]  # on one rank
@@ -82,10 +89,60 @@ def test_ranks_learn_what_one_process_does(folder: Path, dtype: str) -> None:  #
         ours.load("a", folder / "a", optimizer=True)
 
 
+@divided
+def test_a_part_of_the_model_on_each_rank(folder: Path) -> None:  # noqa: F811
+    """It is read from files, and between passes no rank has more. A run has the bits that it has alone, the
+    weights of the learner of one model on the same ranks, and folders that one process goes on from."""
+    mesh = mesh_of(PARALLEL, "cpu")
+    if mesh.rank == 0:
+        made = plain("float64")
+        made.model.save_pretrained(folder / "model")
+        made.tokenizer.save_pretrained(folder / "model")
+    mesh.gather("written")
+    settings = PretrainedModel(name=str(folder / "model")).model_copy(update={"dtype": "float64"})
+
+    stored = load_model(settings, seed=0, stored=True)
+    ours = Tenants(stored, LocalTrainerSettings(micro_batch_tokens=64), mesh=mesh)
+    with pytest.raises(CapabilityError, match="expected rank 1 or more"):
+        ours.create("all", **ALL)
+    for run in ("a", "b", "alone"):
+        ours.create(run, **{**CLIENT, "rank": 2 if run == "b" else 4})
+    peft = load_model(settings.model_copy(update={"lora": Lora(rank=4, alpha=8.0)}), seed=0, stored=True)
+    for name, parameter in peft.model.named_parameters():
+        if "lora_" in name:
+            parameter.data.copy_(ours.parameters("a")[name.replace(".default", "")])
+    learner = Learner(peft, LocalTrainerSettings(self_check=False), seed=0, mesh=mesh)
+    for step in range(3):
+        mine = data(step, 1 if step == 1 else 5)
+        passed(ours.passes([Pass("b", data(9, 3), "ppo", {}, True), Pass("a", mine, "ppo", {}, True)]))
+        passed(ours.passes([Pass("alone", mine, "ppo", {}, True)]))
+        learner.forward_backward([sample_of(datum) for datum in mine], LossSpec("clipped"))
+        for run in ("a", "alone"):
+            ours.optim_step(run, AdamParams(1e-2, 0.9, 0.95, 1e-8))
+        learner.optim_step(OptimParams(1e-2, (0.9, 0.95), 1e-8, 0.0, max_grad_norm=None))
+        assert weights(ours, "a") == weights(ours, "alone")
+    theirs = {n.replace(".default", ""): whole_of(p) for n, p in learner.stepper.parameters.items()}
+    for name, value in ours.parameters("a").items():
+        torch.testing.assert_close(value.data, theirs[name].data, rtol=1e-12, atol=1e-12)
+    whole = sum(p.numel() for p in plain("float64").model.parameters())
+    held = sum(local(p).numel() for p in ours.loaded.model.parameters())
+    assert held <= whole / mesh.parts + 200  # what a layer's numbers leave over
+    ours.save("a", folder / "saved")
+    one = tenants("float64", micro_batch_tokens=64)
+    one.create("a", **CLIENT)
+    one.load("a", folder / "saved", optimizer=True)
+    assert weights(one, "a") == weights(ours, "a")
+
+
 @starts_ranks
 @pytest.mark.slow
-def test_two_and_three_ranks(starter: Starter, tmp_path: Path) -> None:  # noqa: F811
-    for size, tests in ((2, "ranks_learn"), (3, "ranks_learn and float64")):
-        made = tmp_path / str(size)
+def test_ranks(starter: Starter, tmp_path: Path) -> None:  # noqa: F811
+    for size, parallel, tests in (
+        (2, {"dp_replicate": 2}, "ranks_learn"),
+        (3, {"dp_replicate": 3}, "ranks_learn and float64"),
+        (2, {"dp_shard": 2}, "ranks_learn or a_part"),
+        (4, {"dp_shard": 2, "dp_replicate": 2}, "ranks_learn and float64 or a_part"),
+    ):
+        made = tmp_path / f"{size}{len(parallel)}{'dp_shard' in parallel}"
         made.mkdir()
-        starter.check(size, {"dp_replicate": size}, __file__, tests, made)
+        starter.check(size, parallel, __file__, tests, made)

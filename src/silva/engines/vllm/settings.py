@@ -72,6 +72,7 @@ class VllmEngineSettings(ClientSettings):
         *,
         routes: bool = False,
         lora: Lora | None = None,
+        several: bool = False,
         sent: bool = False,
     ) -> tuple[list[str], dict[str, str]]:
         """The arguments of the process, and what is added to its environment.
@@ -82,6 +83,7 @@ class VllmEngineSettings(ClientSettings):
                 environment alone, because everybody on the machine can read command lines.
             routes: completions say which experts their tokens went to.
             lora: the model's adapters.
+            several: adapters are of many runs, of ranks up to that of `lora`.
             sent: the trainer sends weights to its workers.
 
         Raises:
@@ -91,6 +93,8 @@ class VllmEngineSettings(ClientSettings):
             name = argument.partition("=")[0].replace("_", "-")
             if name in OWN:
                 raise ConfigError(f"engine.arguments: got {name}, which Silva sets itself")
+        if several and not self.adapters:
+            raise ConfigError("engine.adapters = false: runs are adapters on one model; expected true")
         arguments = [
             self.python, "-m", MODULE,
             "--model", model,
@@ -123,7 +127,7 @@ class VllmEngineSettings(ClientSettings):
             "PYTHONPATH": str(Path(__file__).with_name("extension")),
         }
         if lora and self.adapters:
-            arguments += _for_adapters(lora)
+            arguments += _for_adapters(lora, several)
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if sent:
             arguments += ["--weight-transfer-config", json.dumps({"backend": "nccl"})]
@@ -161,7 +165,9 @@ class VllmEngineSettings(ClientSettings):
         )
 
 
-def _for_adapters(lora: Lora) -> list[str]:
+def _for_adapters(lora: Lora, several: bool) -> list[str]:
+    # In a batch: of several runs, or of the newest version and of requests that began before it.
+    at_once, kept = (8, 64) if several else (2, VERSIONS)
     merged = "or engine.adapters = false"
     if lora.rank > RANKS[-1]:
         raise ConfigError(
@@ -175,8 +181,8 @@ def _for_adapters(lora: Lora) -> list[str]:
     return [
         "--enable-lora",
         "--max-lora-rank", str(next(rank for rank in RANKS if rank >= lora.rank)),
-        "--max-loras", "2",  # in a batch: of the newest version, and of requests that began before it
-        "--max-cpu-loras", str(VERSIONS),
+        "--max-loras", str(at_once),
+        "--max-cpu-loras", str(kept),
         # Without it the head would have adapters too, and scoring beside sampling ends vLLM 0.32 on a CPU.
         "--lora-target-modules", *lora.targets,
     ]  # fmt: skip

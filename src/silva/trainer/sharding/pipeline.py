@@ -182,7 +182,7 @@ class Pipeline(Undivided):
         stages = self._group.size()
         dealt = plan(rows, budget, shares * stages, walk=False, **cost)
         together = (chain.from_iterable(dealt[at : at + stages]) for at in range(0, len(dealt), stages))
-        return [self.filled_up([w for w in works if w.rows], RankWork([], 1, 0.0)) for works in together]
+        return [self.filled_up([w for w in works if w.rows], RankWork([], 1, 0, 0.0)) for works in together]
 
     def learn(
         self,

@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
 from silva.models.pieces import Pieces, write, written
-from silva.models.snapshots import base_of
 from silva.models.weight_files import let_read
 from silva.ports import FILES
 from silva.trainer.export import export_model
@@ -59,8 +58,11 @@ class TenantRun:
     whole: LoadedModel | None = None
 
 
-def save(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) -> None:
+def save(loaded: LoadedModel, run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> None:
     """Write a run over the model `loaded` into `folder`, made if missing.
+
+    Args:
+        base: a digest of that model.
 
     Raises:
         CheckpointError: a file cannot be written (a full disk, for one).
@@ -79,7 +81,7 @@ def save(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) 
             files.append(f"{OPTIMIZER}.safetensors")
         let_read(folder)
         digests = {name: _digest(folder / name) for name in files}
-        content = {**asdict(shape), "base": _base(loaded), "steps": _steps(stepper), "files": digests}
+        content = {**asdict(shape), "base": base, "steps": _steps(stepper), "files": digests}
         FILES.write(folder / RUN, (json.dumps(content, indent=1) + "\n").encode())
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: cannot be written: {error}") from error
@@ -106,8 +108,8 @@ def model_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("model*.safetensors"))
 
 
-def load(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) -> Callable[[], None]:
-    """Read what `save` has written.
+def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callable[[], None]:
+    """Read what `save` has written; arguments as there.
 
     Returns:
         What brings the run to it; all of it is checked, and nothing has changed before it is called.
@@ -116,7 +118,7 @@ def load(loaded: LoadedModel, run: TenantRun, folder: Path, *, optimizer: bool) 
         CheckpointError: a file is missing or damaged, or belongs to another model or another kind of run.
     """
     content, stepper = _read(folder), run.stepper
-    mine = {**asdict(run.shape), "base": _base(loaded)}
+    mine = {**asdict(run.shape), "base": base}
     for name, expected in mine.items():
         if content[name] != expected:
             raise CheckpointError(f"{folder}: a run with {name} {content[name]}, expected {expected}")
@@ -197,10 +199,6 @@ def _shortened(loaded: LoadedModel, layers: set[str]) -> list[str]:
     short = {layer.rpartition(".")[2] for layer in layers}
     meant = {name for name, _ in loaded.model.named_modules() if name.rpartition(".")[2] in short}
     return sorted(short if meant == layers else layers)
-
-
-def _base(loaded: LoadedModel) -> str:
-    return base_of(loaded)["digest of what is not trained"]
 
 
 def _digest(file: Path) -> str:

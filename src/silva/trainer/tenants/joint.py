@@ -26,16 +26,10 @@ from silva.trainer.policy import Pack, attention_over
 
 
 class JointDecoder:
-    """The decoder of a plain model over which `adapters` are installed.
+    """The decoder of a plain model over which `adapters` are installed. `rule`: what `rule_of` says of it."""
 
-    Attributes:
-        rule: how many tokens a joint pass needs. None: there are no joint passes (on a GPU, with experts, or
-            if no number of rows suffices).
-    """
-
-    def __init__(self, loaded: LoadedModel, adapters: LoraRuns) -> None:
-        self._loaded, self._adapters = loaded, adapters
-        self.rule = rule_of(loaded)
+    def __init__(self, loaded: LoadedModel, adapters: LoraRuns, rule: RowRule | None) -> None:
+        self._loaded, self._adapters, self._rule = loaded, adapters, rule
 
     @contextmanager
     def hidden(self, parts: Sequence[tuple[str, Pack]]) -> Iterator[tuple[torch.Tensor, list[slice]]]:
@@ -47,7 +41,7 @@ class JointDecoder:
         tokens = [pack.tokens for _, pack in parts]
         positions = [pack.positions for _, pack in parts]
         total = sum(map(len, tries))
-        if fill := (self.rule.padded(total) if self.rule else total) - total:
+        if fill := (self._rule.padded(total) if self._rule else total) - total:
             tries.append(build([np.zeros(fill, np.int64)]))
             tokens.append(tokens[0].new_zeros(1, fill))
             positions.append(torch.arange(fill, device=self._loaded.device)[None])
@@ -65,7 +59,8 @@ class JointDecoder:
 
 
 def rule_of(loaded: LoadedModel) -> RowRule | None:
-    """See `JointDecoder.rule`."""
+    """How many tokens a joint pass needs of a model, which is undivided yet. None: there are no joint passes
+    (on a GPU, with experts, or if no number of rows suffices)."""
     decoder = loaded.model.get_decoder()
     if loaded.device.type != "cpu" or any(parameter.ndim > 2 for parameter in decoder.parameters()):
         return None

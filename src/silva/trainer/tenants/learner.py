@@ -9,9 +9,12 @@
                  |
     gradient of each run -> its own AdamW
 
-A run has the bits that it would have alone. Where they would depend on the others (`JointDecoder.rule`), each
+A run has the bits that it would have alone. Where they would depend on the others (`joint.rule_of`), each
 part has a pass of its own. So has each part of a run that trains all weights: it has a copy of the model
 (full.py).
+
+The base model may be divided among ranks (FSDP2): each layer is gathered for a pass and dropped again. Then
+all ranks make the same passes. Adapters, which are small, are whole on every rank.
 
 Not here: the order of requests, who may do what, when a run goes to disk.
 """
@@ -21,24 +24,28 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from silva.errors import CapabilityError, ModelError, NonFiniteError, OutOfMemory, RecordError, SilvaError
+from silva.models.division import WHOLE
 from silva.models.loading import LoadedModel, copied
 from silva.models.lora_runs import LoraRuns
+from silva.models.snapshots import UNTRAINED, base_of
 from silva.trainer.explained_errors import explained_memory
 from silva.trainer.gradients import read
 from silva.trainer.head import Head
 from silva.trainer.optimizer import Stepper, check_params
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.sharding.parallel import Mesh
+from silva.trainer.streamed import base_of_divided
 from silva.trainer.tenants import AdamParams, Pass, Passed, folder
 from silva.trainer.tenants.folder import LoraShape, TenantRun
 from silva.trainer.tenants.full import full_run, through
-from silva.trainer.tenants.joint import JointDecoder
+from silva.trainer.tenants.joint import JointDecoder, rule_of
 from silva.trainer.tenants.parts import PassPart, PassWork, check, cut, part_of, share
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
 from silva.types import OptimParams
@@ -65,7 +72,12 @@ class Tenants:
         settings: the budget of a pass, and whether layers are computed again in the backward pass.
         targets: the linear layers that runs may adapt, beside the head; None: those of `[model.lora]`.
         head: runs may adapt the head, which not every engine can sample with.
-        mesh: ranks that have the model and all runs each, and share the data of every pass; None: nobody.
+        mesh: ranks that have all runs each, share the data of every pass, and have a part of the model or all
+            of it; None: nobody.
+
+    Attributes:
+        loaded: the model, of which this rank may have a part.
+        rule: see `joint.rule_of`.
 
     Raises:
         CapabilityError: the model has adapters of its own.
@@ -85,17 +97,19 @@ class Tenants:
 
         if loaded.lora:
             raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
-        self.loaded, self._settings, self._head = loaded, settings, head
-        self._mesh = mesh or Mesh()
-        self._plain = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
+        self._settings, self._head = settings, head
+        self._mesh, self.rule = mesh or Mesh(), rule_of(loaded)
+        divided = self._mesh.parts > 1
+        weights = [*loaded.model.parameters(), *loaded.model.buffers()]
+        self._plain = None if divided else copied(loaded, weights)
         model, head = loaded.model, loaded.model.get_output_embeddings()
         (name,) = [name for name, module in model.named_modules() if module is head]
         layers = Lora().targets if targets is None else targets
         self._adapters = LoraRuns(model, [*layers, name.rpartition(".")[2]])
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self._decoder = JointDecoder(loaded, self._adapters)
-        self.rule = self._decoder.rule
+        self.loaded = self._mesh.divide(loaded) if divided else loaded
+        self._decoder = JointDecoder(self.loaded, self._adapters, self.rule)
         self._runs: dict[str, TenantRun] = {}
 
     @property
@@ -112,13 +126,18 @@ class Tenants:
             rank: 0: the run trains all weights of a copy of the model (full.py).
 
         Raises:
-            CapabilityError: such a copy does not fit into memory, or the model cannot be trained so; or the
-                head may not be adapted.
+            CapabilityError: such a copy does not fit into memory, or no rank has the model to copy, or it
+                cannot be trained so; or the head may not be adapted.
         """
         shape = LoraShape(rank, alpha, attn, mlp, unembed)
         if rank == 0:
             if run in self._runs:
                 raise ModelError(f"run {run}: it exists, expected the name of a new run")
+            if self._plain is None:
+                raise CapabilityError(
+                    f"run {run}: rank 0 trains all weights of a copy of the model, which is divided among "
+                    "ranks here; expected rank 1 or more"
+                )
             self._runs[run] = full_run(self._plain, shape, self._settings, self._mesh, f"run {run}")
             return
         if unembed and not self._head:
@@ -190,10 +209,10 @@ class Tenants:
             optimizer: with all that training needs to go on bit for bit: moments, and a gradient that has not
                 been stepped on.
         """
-        mine, mesh = self._get(run), self._mesh
+        mine, mesh, base = self._get(run), self._mesh, self._base
         with mesh.agreed():
             if mesh.rank == 0:
-                folder.save(self.loaded, mine, path, optimizer=optimizer)
+                folder.save(self.loaded, mine, path, base, optimizer=optimizer)
 
     def load(self, run: str, path: Path, *, optimizer: bool) -> None:
         """Bring a run to what `save` has written, of this one or another of the same kind.
@@ -204,9 +223,9 @@ class Tenants:
         Raises:
             CheckpointError: the folder is damaged, or of another model or kind of run. Nothing has changed.
         """
-        mine = self._get(run)
+        mine, base = self._get(run), self._base
         with self._mesh.agreed():
-            apply = folder.load(self.loaded, mine, path, optimizer=optimizer)
+            apply = folder.load(mine, path, base, optimizer=optimizer)
         apply()
         if self._mesh.rank > 0:  # the first one has the gradient
             mine.stepper.drop_gradients()
@@ -214,6 +233,13 @@ class Tenants:
     def parameters(self, run: str) -> Mapping[str, nn.Parameter]:
         """Its adapters, by the names of their layers in the plain model, or all its weights."""
         return self._get(run).stepper.parameters
+
+    @cached_property
+    def _base(self) -> str:
+        """A digest of the model; all ranks ask for it at the same time."""
+        whole = self.loaded.division is WHOLE
+        found = base_of(self.loaded) if whole else base_of_divided(self.loaded, self._mesh)
+        return self._mesh.gather(found.get(UNTRAINED, ""))[0]
 
     def _get(self, run: str) -> TenantRun:
         if run not in self._runs:  # the names of others are not this client's to know
@@ -235,17 +261,16 @@ class Tenants:
         chosen: list[PassWork] = []
         left = self._settings.micro_batch_tokens
         for queue in queues.values():
-            while queue and (queue[0].error or not (queue[0].waiting or queue[0].next)):
+            while queue and not queue[0].waiting:
                 queue.popleft()
             if not queue:
                 continue
-            work = queue[0]
-            if chosen and not self._fit(chosen[0], work):
+            work, size = queue[0], queue[0].waiting[0].tokens
+            if chosen and not (size <= left and self._fit(chosen[0], work)):
                 continue
-            work.next = work.next or part_of(work.asked, work.waiting.popleft(), self.loaded)
-            if not chosen or len(work.next) <= left:
-                chosen.append(work)
-                left -= len(work.next)
+            work.next = part_of(work.asked, work.waiting.popleft().data, self.loaded)
+            chosen.append(work)
+            left -= size
         return chosen
 
     def _fit(self, one: PassWork, other: PassWork) -> bool:
@@ -254,19 +279,26 @@ class Tenants:
         return self.rule is not None and of_base and one.asked.backward == other.asked.backward
 
     def _compute(self, works: Sequence[PassWork]) -> None:
-        """One part of each work. Where memory runs out all of these fail."""
+        """One part of each work. If memory runs out, all of these fail.
+
+        Raises:
+            OutOfMemory: the model is divided, so that other ranks may wait in the middle of the pass.
+        """
         first = self._get(works[0].asked.run)
         try:
             memory = explained_memory(self._settings, f"training {len(works)} runs at once")
             model = (first.whole or self.loaded).model
             with memory, training_mode(model), torch.set_grad_enabled(works[0].asked.backward):
                 if first.whole is None:
-                    self._through(works)
+                    self.loaded.division.run(partial(self._through, works))
                 else:
                     through(first.whole, first.stepper, works[0])
         except OutOfMemory as error:
+            if self._plain is None:
+                raise
             for work in works:
                 work.error = error
+                work.waiting.clear()
         for work in works:
             work.next = None
 
@@ -282,6 +314,8 @@ class Tenants:
 
     def _loss(self, work: PassWork, part: PassPart, hidden: torch.Tensor) -> torch.Tensor | float:
         """Head and loss of a part; the gradient of its hidden states [U, H], 0 without one."""
+        if not part.data:
+            return 0.0
         asked, pack, run = work.asked, part.pack, work.asked.run
         hidden.requires_grad_(asked.backward)
         head = _RunHead(self.loaded, self._adapters, run)

@@ -25,12 +25,21 @@ from silva.trainer.tenants import Datum, Pass
 class PassPart:
     """Some of the data of a pass, on a trie of their own."""
 
-    data: list[int]  # which of the pass
+    data: list[int]  # which of the pass; none: nothing of it is learned from
     pack: Pack  # its targets are [M, K] if those of a datum are [n, K]
     inputs: Mapping[str, torch.Tensor]  # of the loss, [N] or [N, K]
 
-    def __len__(self) -> int:
-        return len(self.pack.trie)
+
+@dataclass(frozen=True)
+class Round:
+    """What the ranks compute of a pass at the same time."""
+
+    data: list[int]  # this rank's
+    tokens: int  # of the largest trie of a rank: all ranks join the same passes
+
+
+IDLE = Datum(np.zeros(2, np.int64), np.zeros(2, np.int64), {})
+"""What a rank without data sends through its part of the model while others need that part."""
 
 
 @dataclass
@@ -38,7 +47,7 @@ class PassWork:
     """A pass in the making."""
 
     asked: Pass
-    waiting: deque[list[int]]  # data of the parts to come
+    waiting: deque[Round]  # the parts to come
     next: PassPart | None = None
     logprobs: dict[int, np.ndarray] = field(default_factory=dict)
     total: float = 0.0
@@ -141,18 +150,22 @@ def _check(datum: Datum, name: str, loaded: LoadedModel, where: str) -> None:
             raise RecordError(f"{where}: got {each} with a number that is not finite")
 
 
-def cut(each: Pass, loaded: LoadedModel, budget: int, mesh: Mesh) -> list[list[int]]:
+def cut(each: Pass, loaded: LoadedModel, budget: int, mesh: Mesh) -> list[Round]:
     """This rank's data in parts of at most `budget` tokens, or those of the longest datum; shared ones count
-    once."""
+    once. If ranks have parts of the model, all make the same rounds, also without data."""
     rows = [datum.tokens for datum in each.data]
     most = max(budget, *map(len, rows))
     dealt = plan(rows, most, mesh.shares, walk=False, attention=attention_cost(loaded))
-    return [work.rows for work in dealt[mesh.share] if work.rows]
+    rounds = [
+        Round(works[mesh.share].rows, max(work.tokens for work in works))
+        for works in zip(*dealt, strict=True)
+    ]
+    return [each for each in rounds if each.data or mesh.parts > 1]
 
 
 def part_of(each: Pass, data: list[int], loaded: LoadedModel) -> PassPart:
     """Places and targets that several rows share are predicted once."""
-    chosen = [each.data[number] for number in data]
+    chosen = [each.data[number] for number in data] or [IDLE]
     trie = build([datum.tokens for datum in chosen])
     before = np.concatenate(trie.rows)
     targets = np.concatenate([datum.targets for datum in chosen])
