@@ -115,7 +115,8 @@ def counts_of(k: int, n: int) -> list[int]:
 
 def linear_product(module: Any) -> Product:
     """On the module's own weight; a small one may be all zeros (fresh adapters), so it gets other numbers."""
-    weight, bias = _numbers(module.weight), None if module.bias is None else _numbers(module.bias)
+    weight: torch.Tensor = _numbers(module.weight)
+    bias: Any = None if module.bias is None else _numbers(module.bias)
     if weight.numel() < 10 * SMALL:
         weight = random_numbers(tuple(weight.shape), weight.dtype)
     row = random_numbers(shape_of(module)[0], weight.dtype)
