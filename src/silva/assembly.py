@@ -20,7 +20,7 @@ from silva.models.loading import LoadedModel, generation_stops, load_model, load
 from silva.orchestrator.scripted import ScriptedPlay
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
-from silva.protocols import Actor, Engine, Host, Remote, TaskSet, Trainer
+from silva.protocols import Actor, Engine, Gateway, Host, Remote, TaskSet, Trainer
 from silva.rendering.renderer import Renderer
 from silva.rollouts.faults import UNWATCHED, Watch
 from silva.storage.layout import Layout
@@ -245,7 +245,16 @@ def _taskset(environment: Any, assembly: Assembly, first: int) -> TaskSet:
             f"environment {environment.label}: its taskset() raised {type(error).__name__}: {error}"
         ) from error
     check_splits(taskset.inner if environment.workers else taskset, environment.label)
+    if hasattr(taskset, "harness"):
+        taskset.gateway = _gateway(environment, assembly.say)
     return taskset
+
+
+def _gateway(environment: Any, say: Callable[[str], None]) -> Gateway:
+    """Where the program of an environment finds its model."""
+    from silva.server.gateway import SessionGateway
+
+    return SessionGateway(port=environment.port, lease=environment.lease, log=say)
 
 
 def _in_workers(environment: Any, assembly: Assembly, first: int) -> TaskSet:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -33,6 +34,8 @@ from silva.types import (
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from silva.rendering.renderer import Renderer
 
 
 class Environment(Protocol):
@@ -146,12 +149,15 @@ class ChecksTasks(Protocol):
     def check(self, answer: Any, data: Mapping[str, Any]) -> None: ...  # RecordError, RewardError: it cannot
 
 
+OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # the new tokens and their log-probabilities
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One turn to be taken: the whole context as messages and, for an actor that reads them, as tokens."""
 
     label: str  # the environment's name in the configuration
-    environment: Environment
+    environment: Environment | None  # None: a program plays
     messages: Sequence[Message]
     tools: Sequence[ToolSpec]
     prefill: str  # the beginning of the answer, in `tokens` but not in `messages`
@@ -159,6 +165,8 @@ class Request:
     seed: int
     session: str  # a routing hint
     render: Callable[[], Sequence[int]]
+    stop: tuple[str, ...] = ()  # strings that end the answer, besides those of the actor
+    on_tokens: OnTokens | None = None  # hears of tokens as they are sampled, if the engine tells
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -192,6 +200,72 @@ class Actor(Protocol):
     @property
     def reads_tokens(self) -> bool: ...
     async def reply(self, request: Request) -> Reply: ...
+
+
+class ModelCall(Protocol):
+    """One call of a program to its model. Its context goes on from an earlier call where it can."""
+
+    @property
+    def tokens(self) -> Sequence[int]: ...  # of its context
+    async def answer(
+        self, max_tokens: int, stop: Sequence[str], on_tokens: OnTokens | None = None, *, again: bool = False
+    ) -> Completion: ...  # again: the answer to an equal call was lost on its way, and is given once more
+
+
+class ModelSession(Protocol):
+    """All calls of one episode that a program plays."""
+
+    renderer: Renderer
+    posted: Future[Step]  # the reward, once somebody has posted it
+
+    @property
+    def context(self) -> int: ...  # tokens of the longest one, its answer included
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> ModelCall: ...
+    def idle(self) -> AbstractContextManager[None]: ...  # the time in it is not the program's
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a program finds the model of its episode: the session is a part of the address.
+
+    Attributes:
+        url: the base URL of Anthropic's clients. A reward may be posted to `url`/reward.
+        model: a name for it. Requests may name any other.
+        outcome: waits for the reward that is posted.
+        offer: waits until an agent has called in, and gives it the task and this address.
+    """
+
+    url: str
+    model: str
+    outcome: Callable[[], Awaitable[Step]]
+    offer: Callable[[], Awaitable[None]]
+
+    @property
+    def openai(self) -> str:
+        """The base URL of OpenAI's clients."""
+        return f"{self.url}/v1"
+
+
+class Gateway(Protocol):
+    """Serves a model to programs, at an address of its own for each episode."""
+
+    def open(self, session: ModelSession, task: Task) -> AbstractAsyncContextManager[Endpoint]: ...
+
+
+class Harness(Protocol):
+    """A program that drives itself: it plays a task with calls to the model at an endpoint."""
+
+    async def run(self, task: Task, endpoint: Endpoint) -> Step | None: ...  # None: others know the reward
+
+
+@runtime_checkable
+class Driven(Protocol):
+    """A task set whose episodes are played by a program, in place of an environment."""
+
+    harness: Harness
+    gateway: Gateway
+
+    async def graded(self, task: Task, given: Step | None, messages: Sequence[Message]) -> Step: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +335,6 @@ class Engine(Protocol):
     def counts(self) -> Mapping[str, float]: ...  # sums of what it has done so far, for perf/
 
 
-OnTokens = Callable[[Sequence[int], Sequence[float]], None]  # the new tokens and their log-probabilities
 ReadLogits = Callable[["torch.Tensor", int], None]  # [n, V], and the index of the token the first are for
 
 

@@ -203,7 +203,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was shown (the first segment) and answered (the others). `fresh`: they are the whole context."""
+    """What was shown (the first segment) and answered (the others). `fresh`: they are the whole context.
+    `after`: of a call that does not go on from the turn before, the id of the turn that it goes on from, ""
+    for none."""
 
     id: str
     segments: tuple[Segment, ...]
@@ -213,6 +215,7 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     fresh: bool = False
     stop_reason: CompletionStop = "stop_token"
+    after: str | None = None
 
     @property
     def cut(self) -> bool:

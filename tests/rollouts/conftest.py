@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from scripted_engine import ScriptedEngine
+from tests.coroutines import in_loop
 
 from silva.actors.policy import Policy
 from silva.config.sections import ContextSettings, EpisodeLimits, Sampling
@@ -17,6 +18,8 @@ from silva.rendering.renderer import Renderer
 from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
 from silva.types import Message, Observation, SamplingParams, Step, Task, Trajectory
+
+pytest_pyfunc_call = in_loop(asyncio.run)
 
 
 @dataclass

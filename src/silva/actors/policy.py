@@ -8,9 +8,9 @@ from functools import partial
 from typing import ClassVar
 
 from silva.config.sections import Sampling
-from silva.protocols import Engine, Reply, Request
+from silva.protocols import Engine, Reply, Request, Streaming
 from silva.rendering.renderer import Renderer
-from silva.rendering.sampling import sample_reply
+from silva.rendering.sampling import Sample, sample_reply
 from silva.types import Completion, SamplingParams, Segment
 
 
@@ -24,9 +24,11 @@ class Policy:
     sampling: Sampling
 
     async def reply(self, request: Request) -> Reply:
-        prompt, tools, stop = request.tokens, request.tools, tuple(self.sampling.stop)
+        prompt, tools, stop = request.tokens, request.tools, (*self.sampling.stop, *request.stop)
         params = self._params((*stop, *self.renderer.stop_strings(tools)), request.max_tokens, request.seed)
-        sample = partial(self.engine.sample, session=request.session)
+        sample: Sample = partial(self.engine.sample, session=request.session)
+        if request.on_tokens is not None and isinstance(self.engine, Streaming):
+            sample = partial(self.engine.stream, on_tokens=request.on_tokens)
         sampled = await sample_reply(sample, self.renderer, prompt, params, stop, tools)
         segment = policy_segment(sampled, len(sampled.tokens), self.sampling.temperature)
         message = self.renderer.parse(

@@ -34,10 +34,12 @@ def _plain(message: Message) -> Message:
 
 def messages_of(trajectory: Trajectory) -> list[Message]:
     """What was said in its turns, once: the rewritten context of a later turn repeats the task, and earlier
-    turns unless it shows none of them."""
+    turns unless it shows none of them. Of the paths of a program's calls it is the last one."""
     found = list[Message]()
     for turn in trajectory.turns:
         shown, start = turn.messages, 0
+        if turn.after is not None:  # a program's call whose history is another one
+            found = []
         if found and turn.fresh:
             task = trajectory.turns[0].messages[:-1]
             start = len(task) if shown[: len(task)] == task else 0

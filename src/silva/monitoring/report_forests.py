@@ -84,14 +84,16 @@ def forest_of(work: str, rows: Sequence[RolloutRow], budget: list[int]) -> dict[
             left_out += 1
             continue
         at = places[above]
-        for turn in turns:
+        for turn in _parents_first(turns):
+            if turn.after is not None:
+                at = places.get(turn.after, places[above])
             if turn.id not in places:
                 places[turn.id] = len(nodes)
                 nodes.append(_Node(turn, at, nodes[at].depth + 1 if at >= 0 else 0))
             at = places[turn.id]
             nodes[at].leaves.append(row)
         if turns:
-            nodes[at].ends.append(row)
+            nodes[places[turns[-1].id]].ends.append(row)
             drawn += 1
     if not nodes:
         return None
@@ -100,6 +102,21 @@ def forest_of(work: str, rows: Sequence[RolloutRow], budget: list[int]) -> dict[
         "step": first.step, "work": work, "environment": first.environment, "task": first.task,
         "leaves": drawn, "left_out": left_out, "nodes": [_shown(node, budget) for node in nodes],
     }  # fmt: skip
+
+
+def _parents_first(turns: Sequence[Turn]) -> list[Turn]:
+    """Of the calls of a program each path after the turn that it forks from."""
+    found, waiting = list[Turn](), list[list[Turn]]()
+    for turn in turns:
+        waiting += [[turn]] if turn.after is not None or not waiting else []
+        if waiting[-1][-1] is not turn:
+            waiting[-1].append(turn)
+    while waiting:
+        known = {turn.id for turn in found} | {"", None}
+        path = next((path for path in waiting if path[0].after in known), waiting[0])
+        waiting.remove(path)
+        found += path
+    return found
 
 
 def _interest(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, float]:

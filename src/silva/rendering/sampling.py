@@ -1,4 +1,7 @@
-"""Replies that stop at the plain tag of a tool inside a thought, which is no call: they go on."""
+"""Replies as a chat API gives them: sampled to their end, and as the message that its clients read.
+
+A reply that stops at the plain tag of a tool inside a thought, which is no call, goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from dataclasses import replace
 from silva.ports import derive
 from silva.rendering.renderer import Renderer
 from silva.routes import joined
-from silva.types import Completion, SamplingParams, ToolSpec
+from silva.thoughts import split_reasoning
+from silva.types import Completion, Message, SamplingParams, ToolSpec
 
 Sample = Callable[[Sequence[int], SamplingParams], Awaitable[Completion]]
 
@@ -36,6 +40,31 @@ async def sample_reply(
         rest = replace(params, max_tokens=params.max_tokens - count, seed=seed)
         sampled = _joined(sampled, await sample([*prompt, *sampled.tokens], rest))
     return sampled
+
+
+def said_reply(
+    renderer: Renderer,
+    sampled: Completion,
+    prompt: Sequence[int],
+    stop: Sequence[str],
+    tools: Sequence[ToolSpec],
+) -> Message:
+    """What a client reads: without the string of `stop` that stopped it. Malformed calls are text, and so are
+    calls where no tools are on offer."""
+    said = renderer.parse(renderer.words(sampled.tokens), prompt=prompt, stop=stop, tools=tools)
+    if said.errors or not tools:
+        reasoning, text = split_reasoning(said.raw or "", opened=renderer.opens_thought(prompt))
+        said = replace(said, reasoning=reasoning, content=text, tool_calls=())
+    if sampled.stop_reason != "stop_string":
+        return said
+    reasoning = None if said.reasoning is None else _without_stop(said.reasoning, stop)
+    return replace(said, content=_without_stop(said.content, stop), reasoning=reasoning)
+
+
+def _without_stop(text: str, stop: Sequence[str]) -> str:
+    """OpenAI's API leaves out the string that stopped the reply; the renderer keeps it."""
+    ends = [each for each in stop if text.endswith(each)]
+    return text.removesuffix(max(ends, key=len)) if ends else text
 
 
 def _joined(first: Completion, more: Completion) -> Completion:

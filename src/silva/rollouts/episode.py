@@ -27,11 +27,12 @@ from silva.actors.script import ScriptFault
 from silva.config.sections import ContextSettings, EpisodeLimits
 from silva.errors import CapabilityError, ContextOverflow, NoReply, RenderingError, contained
 from silva.ports import CLOCK, derive
-from silva.protocols import Actor, Environment, Forkable, Reply, Request, TaskSet
+from silva.protocols import Actor, Driven, Environment, Forkable, Reply, Request, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.checks import EpisodeFault, check_step, expect
 from silva.rollouts.context import FULL
 from silva.rollouts.faults import UNWATCHED, Watch, described, place, tell_if_long, trace, watched
+from silva.rollouts.harness import play_program
 from silva.rollouts.state import End, State, answered, new_messages, render, result, shorter, started
 from silva.types import Failure, Observation, Task, Trajectory
 
@@ -57,6 +58,11 @@ async def play(
     context: ContextSettings = FULL,
 ) -> Trajectory:
     """Play one episode of `task` to its end; the arguments are those of `Episode`."""
+    if isinstance(taskset, Driven):
+        return await play_program(
+            task, taskset, actor, renderer, limits, id=id, seed=seed, on_turn=on_turn, watch=watch,
+            context=context,
+        )  # fmt: skip
     episode = Episode(task, taskset, actor, renderer, limits, id, seed, on_turn, watch, context)
     try:
         await episode.start()

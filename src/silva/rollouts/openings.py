@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from silva.actors.script import Script
 from silva.config.sections import ContextSettings, EpisodeLimits
 from silva.ports import derive
-from silva.protocols import Scripted, TaskSet
+from silva.protocols import Driven, Scripted, TaskSet
 from silva.rendering.renderer import Renderer
 from silva.rollouts.episode import Episode
 
@@ -54,6 +54,8 @@ async def openings(
 
     begun = []
     for label, taskset in tasksets.items():
+        if isinstance(taskset, Driven):  # what its program will ask is not known
+            continue
         count = len(taskset.tasks("train"))
         chosen = sorted({i * count // TASKS for i in range(TASKS)})
         begun += await asyncio.gather(*(one(label, index) for index in chosen))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.types import Receive
 
@@ -17,14 +17,35 @@ from silva.errors import ContextOverflow
 from silva.rendering.growing import before, before_partial
 from silva.rendering.openai import reply_entry
 from silva.rendering.renderer import Renderer
+from silva.rendering.sampling import said_reply
 from silva.server.bodies import ChatBody, MessageBody
 from silva.server.completions import FINISH, exact, head, seeds, usage
 from silva.server.dialogue import dialogue, tool_specs
-from silva.server.engine import CHARACTERS, Service, apart
+from silva.server.engine import CHARACTERS, Listener, apart
 from silva.server.streams import Choice, Stream, Tell
 from silva.thoughts import TAGS, split_reasoning
 from silva.types import Completion, Message, SamplingParams, ToolSpec
 from silva.wire.guard import HttpError
+
+
+class Answering(Protocol):
+    """Who answers a request: the engine of a server, or the policy in an episode that a program plays."""
+
+    renderer: Renderer
+
+    @property
+    def context(self) -> int: ...  # tokens of a prompt and its answer together
+    def shown(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]: ...
+    async def sample(
+        self,
+        receive: Receive,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        live: Listener | None = None,
+        *,
+        stop: Sequence[str] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> list[Completion]: ...  # of each prompt, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +61,7 @@ class _Asked:
     params: Sequence[SamplingParams]
 
 
-async def complete(service: Service, body: ChatBody, receive: Receive, size: int) -> dict[str, Any]:
+async def complete(service: Answering, body: ChatBody, receive: Receive, size: int) -> dict[str, Any]:
     """The answer to a request of `size` bytes.
 
     Raises:
@@ -61,7 +82,7 @@ async def complete(service: Service, body: ChatBody, receive: Receive, size: int
     return answer | ({"prompt_token_ids": asked.prompt} if body.return_token_ids else {})
 
 
-async def stream(service: Service, body: ChatBody, receive: Receive, size: int, tell: Tell) -> None:
+async def stream(service: Answering, body: ChatBody, receive: Receive, size: int, tell: Tell) -> None:
     """The same answer in chunks; raises the same errors."""
     asked = await _asked(service, body, size)
     live = _ChatStream(asked, tell)
@@ -70,30 +91,30 @@ async def stream(service: Service, body: ChatBody, receive: Receive, size: int, 
 
 
 async def _sample(
-    service: Service, asked: _Asked, receive: Receive, live: _ChatStream | None = None
+    service: Answering, asked: _Asked, receive: Receive, live: _ChatStream | None = None
 ) -> list[Completion]:
     prompts, stop = [asked.prompt] * asked.body.n, asked.body.stop
     return await service.sample(receive, prompts, asked.params, live, stop=stop, tools=asked.tools)
 
 
-async def _asked(service: Service, body: ChatBody, size: int) -> _Asked:
+async def _asked(service: Answering, body: ChatBody, size: int) -> _Asked:
     tools = tool_specs(body)
-    prompt = await apart(8 * size, _prompt, service, body, tools)
-    most = _max_tokens(body, service.engine.capabilities.context - len(prompt))
+    prompt = await apart(8 * size, prompt_of, service, body)
+    most = _max_tokens(body, service.context - len(prompt))
     stop = (*body.stop, *service.renderer.stop_strings(tools))
     ends = tuple(dict.fromkeys((*(body.stop_token_ids or ()), *service.renderer.stop_token_ids)))
     params = [body.params(most, stop=stop, ends=ends, seed=seed) for seed in seeds(body)]
     return _Asked(body, service.renderer, tools, prompt, stop, ends, params)
 
 
-def _prompt(service: Service, body: ChatBody, tools: Sequence[ToolSpec]) -> list[int]:
-    characters = sum(_characters(message) for message in body.messages)
-    context = service.engine.capabilities.context
+def prompt_of(service: Answering, body: ChatBody) -> list[int]:
+    """The tokens of a request."""
+    characters, context = sum(_characters(message) for message in body.messages), service.context
     if characters > CHARACTERS * context:
         raise ContextOverflow(
             f"messages of {characters} characters leave no room in a context of {context} tokens"
         )
-    return service.tokens_of(service.renderer.context(dialogue(body.messages), tools))
+    return service.shown(dialogue(body.messages), tool_specs(body))
 
 
 def _characters(message: MessageBody) -> int:
@@ -122,33 +143,14 @@ def _choice(asked: _Asked, number: int, completion: Completion) -> dict[str, Any
 
 def _reply(asked: _Asked, completion: Completion) -> dict[str, Any]:
     """The message that a completion says, as OpenAI's API writes it."""
-    renderer, stop = asked.renderer, asked.body.stop
-    words = renderer.words(completion.tokens)
-    said = renderer.parse(words, prompt=asked.prompt, stop=stop, tools=asked.tools)
-    if said.errors or not asked.tools:  # then calls are text
-        opened = renderer.opens_thought(asked.prompt)
-        reasoning, text = split_reasoning(said.raw or "", opened=opened)
-        said = replace(said, reasoning=reasoning, content=text, tool_calls=())
-    return _message(said, asked.body.stop if completion.stop_reason == "stop_string" else ())
+    said = said_reply(asked.renderer, completion, asked.prompt, asked.body.stop, asked.tools)
+    ids = [call.id or f"call_{secrets.token_hex(12)}" for call in said.tool_calls]
+    return reply_entry(said, ids, "reasoning_content")
 
 
 def _finish(message: Mapping[str, Any], completion: Completion) -> str:
     ended = FINISH[completion.stop_reason]
     return "tool_calls" if "tool_calls" in message and ended == "stop" else ended
-
-
-def _message(said: Message, stop: Sequence[str]) -> dict[str, Any]:
-    """As OpenAI's API writes it. `stop`: the strings one of which stopped it."""
-    reasoning = None if said.reasoning is None else _without_stop(said.reasoning, stop)
-    said = replace(said, content=_without_stop(said.content, stop), reasoning=reasoning)
-    ids = [call.id or f"call_{secrets.token_hex(12)}" for call in said.tool_calls]
-    return reply_entry(said, ids, "reasoning_content")
-
-
-def _without_stop(text: str, stop: Sequence[str]) -> str:
-    """OpenAI's API leaves out the string that stopped the reply; the renderer keeps it."""
-    ends = [each for each in stop if text.endswith(each)]
-    return text.removesuffix(max(ends, key=len)) if ends else text
 
 
 def _logprobs(

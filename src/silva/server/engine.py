@@ -26,7 +26,7 @@ from silva.protocols import Engine, Streaming
 from silva.rendering.renderer import Renderer
 from silva.rendering.sampling import Sample, sample_reply
 from silva.server.prometheus import ServerCounts
-from silva.types import Completion, SamplingParams, Snapshot, TokenScores, ToolSpec
+from silva.types import Completion, Message, SamplingParams, Snapshot, TokenScores, ToolSpec
 from silva.wire.guard import HttpError
 
 INLINE = 1 << 16  # bytes, or as much work, that the event loop does itself
@@ -92,6 +92,15 @@ class Service:
         """Those among `asked` that the engine computes."""
         return min(self.asked, self.engine.running) if isinstance(self.engine, Countable) else self.asked
 
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return self.engine.capabilities.context
+
+    def shown(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """A dialogue as tokens; errors as of `tokens_of`."""
+        return self.tokens_of(self.renderer.context(messages, tools))
+
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         """A prompt as tokens that the model knows and that leave room for an answer.
 
@@ -149,7 +158,7 @@ class Service:
                 partial(self._sample, number, *each, live, stop, tools)
                 for number, each in enumerate(zip(prompts, params, strict=True))
             ]
-            return await _unless_gone(receive, gather(each() for each in asked))
+            return await unless_gone(receive, gather(each() for each in asked))
 
     async def score(
         self, receive: Receive, sequences: Sequence[Sequence[int]], start: int
@@ -157,7 +166,7 @@ class Service:
         """What the model makes of tokens[start:] of each; otherwise as `sample`."""
         with self._admitted(len(sequences), sum(map(len, sequences))):
             asked = [partial(self.engine.score, tokens, start) for tokens in sequences]
-            scores = await _unless_gone(receive, gather(each() for each in asked))
+            scores = await unless_gone(receive, gather(each() for each in asked))
         self.counts.add("scored_tokens", sum(len(each.logprobs) for each in scores))
         return scores
 
@@ -306,7 +315,7 @@ async def apart(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwar
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled if the client goes away first."""
 
     async def gone() -> None:

@@ -74,14 +74,16 @@ class Events(Response):
 
     Args:
         work: gives chunks to the function that it gets.
+        named: events have the `type` of their chunk as a name, and the last chunk is the end, as in the
+            streams of OpenAI's responses and of Anthropic.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, work: Callable[[Tell], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, work: Callable[[Tell], Coroutine[Any, Any, None]], *, named: bool = False) -> None:
         super().__init__(headers={"cache-control": "no-cache"})
         del self.headers["content-length"]
-        self._work = work
+        self._work, self._named = work, named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -94,20 +96,25 @@ class Events(Response):
             if not started:
                 started = True
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            data = f"data: {event}\n\n".encode()
-            await send({"type": "http.response.body", "body": data, "more_body": more})
+            await send({"type": "http.response.body", "body": event.encode(), "more_body": more})
 
         try:
             while (chunk := await chunks.get()) is not None:
-                await emit(dumped(chunk))
+                await emit(self._written(chunk))
             await task
-            await emit("[DONE]", more=False)
+            await emit("" if self._named else "data: [DONE]\n\n", more=False)
         except Exception as error:
             if started:
-                await emit(dumped(error_of(error)))
+                await emit(
+                    self._written({"type": "error", **error_of(error)} if self._named else error_of(error))
+                )
             raise
         finally:
             await cancelled((task,))
+
+    def _written(self, chunk: Mapping[str, Any]) -> str:
+        name = f"event: {chunk['type']}\n" if self._named else ""
+        return f"{name}data: {dumped(chunk)}\n\n"
 
 
 def dumped(content: Mapping[str, Any]) -> str:
