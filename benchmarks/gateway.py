@@ -24,7 +24,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ for number in range(100000):
     if said != f"{os.getpid()}x{number}":
         open(sys.argv[1] + ".shifted", "w").close()
 """
+
+
+Killed = tuple[list[int], float]
+"""Processes of a program, and when it was killed."""
 
 
 class Slow(ScriptedEngine):
@@ -169,40 +174,60 @@ def program(folder: str, number: int) -> Command:
 
 
 async def kills(played: Played, count: int) -> list[Row]:
-    rng, slowest, left, shifted = random.Random(2), 0.0, 0, 0
+    rng, slowest, left = random.Random(2), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         for number in range(count):
-            file = Path(folder, str(number))
-            async with contextlib.AsyncExitStack() as stack:
-                how = ("program", "episode", "silva")[number % 3]
-                kill: Callable[[], object]
-                wait: Callable[[], Awaitable[object]]
-                if how == "silva":
-                    silva = multiprocessing.get_context("fork").Process(target=episode, args=(folder, number))
-                    silva.start()
-                    kill, wait = silva.kill, lambda own=silva: asyncio.to_thread(own.join)
-                else:
-                    endpoint = await stack.enter_async_context(played.session())
-                    task = asyncio.ensure_future(program(folder, number).run(TASK, endpoint))
-                    kill = task.cancel
-                    wait = lambda own=task: asyncio.gather(own, return_exceptions=True)  # noqa: E731
-                while not file.exists():
-                    await asyncio.sleep(0.005)
-                await asyncio.sleep(rng.random() * 0.1)
-                pids = [int(each) for each in file.read_text().split()]
-                if how == "program":
-                    os.kill(pids[0], signal.SIGKILL)
-                else:
-                    kill()
-                began = time.monotonic()
-                await wait()
+            how = killed_silva if number % 3 == 2 else killed_here
+            pids, began = await how(played, folder, number, rng)
             alive = [Path(f"/proc/{pid}") for pid in pids]
-            await seconds_until(lambda own=alive: not any(map(Path.exists, own)) and played.left == 0)
+            await seconds_until(partial(all_gone, played, alive))
             slowest = max(slowest, time.monotonic() - began)
             left += sum(map(Path.exists, alive)) + played.left
         shifted = len(list(Path(folder).glob("*.shifted")))
         left += len(list(Path(tempfile.gettempdir()).glob("silva-program-*")))
     return rows("kills", count, shifted, left, slowest)
+
+
+def all_gone(played: Played, alive: list[Path]) -> bool:
+    return played.left == 0 and not any(map(Path.exists, alive))
+
+
+async def killed_here(
+    played: Played, folder: str, number: int, rng: random.Random
+) -> tuple[list[int], float]:
+    """The program is killed, or its episode is cancelled."""
+    async with played.session() as endpoint:
+        task = asyncio.ensure_future(program(folder, number).run(TASK, endpoint))
+        pids = await begun(folder, number, rng)
+        if number % 3:
+            task.cancel()
+        else:
+            os.kill(pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        await asyncio.gather(task, return_exceptions=True)
+    return pids, began
+
+
+async def killed_silva(
+    played: Played, folder: str, number: int, rng: random.Random
+) -> tuple[list[int], float]:
+    """The process of Silva that plays the program is killed."""
+    silva = multiprocessing.get_context("fork").Process(target=episode, args=(folder, number))
+    silva.start()
+    pids = await begun(folder, number, rng)
+    silva.kill()
+    began = time.monotonic()
+    await asyncio.to_thread(silva.join)
+    return pids, began
+
+
+async def begun(folder: str, number: int, rng: random.Random) -> list[int]:
+    """The processes of a program that has been asking for a moment."""
+    file = Path(folder, str(number))
+    while not file.exists():
+        await asyncio.sleep(0.005)
+    await asyncio.sleep(rng.random() * 0.1)
+    return [int(each) for each in file.read_text().split()]
 
 
 def rows(case: str, count: int, shifted: int, left: int, seconds: float) -> list[Row]:

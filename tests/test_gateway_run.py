@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,19 +13,28 @@ import httpx2
 import openai
 import pytest
 import torch
-from tests.runs import metrics, rollouts, small
+from scripted_engine import ScriptedEngine
+from tests.runs import metrics, rollouts
 
 import silva
 from silva.actors.policy import Policy
+from silva.aio import cancelled
 from silva.config.sections import EpisodeLimits, Sampling, TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
+from silva.environments.foreign.harness import HarnessEnvironment
 from silva.models.loading import load_model
+from silva.models.tiny import tiny_tokenizer
+from silva.orchestrator.tasks import Source, TaskStream
+from silva.orchestrator.work import WorkQueue
 from silva.protocols import Endpoint
 from silva.rendering.renderer import Renderer
 from silva.rollouts.episode import play
+from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
+from silva.rollouts.settings import LinearRolloutSettings
 from silva.server.gateway import SessionGateway
+from silva.storage.ledger import Ledger
 from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import (
@@ -42,21 +49,22 @@ from silva.types import (
     Trajectory,
 )
 
+pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs" / "gateway.md").read_text()
 LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=12, max_episode_tokens=400)
 SAYS = ("hello", "and then?", "go on")
 
 
-@pytest.mark.slow
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (config,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "agent.py").write_text(program)
-    (tmp_path / "agent.toml").write_text(config)
+    (tmp_path / "agent.toml").write_text(config.replace("group_size = 4", "group_size = 2"))
     monkeypatch.chdir(tmp_path)
     outcome = silva.train("agent.toml")
-    rows = rollouts(outcome.path, "trained") or rollouts(outcome.path, "dropped")
-    assert len(metrics(outcome.path)) == 2 and rows
+    rows = [row for step in (1, 2) for row in rollouts(outcome.directory, step)]
+    assert metrics(outcome.directory)[-1]["step"] == 2
+    assert {row["status"] for row in rows} <= {"trained", "dropped", "eval"} and len(rows) >= 8
     assert len(program.splitlines()) <= 15
 
 
@@ -160,75 +168,68 @@ def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
     assert len(mine) > 5 and all(map(torch.equal, mine, native)) and any(g.abs().max() > 0 for g in mine)
 
 
-@pytest.mark.slow
-def test_rewards_that_come_steps_later_are_trained_once_and_none_is_a_reason(tmp_path: Path) -> None:
-    """An agent far away takes what it gets, posts when later tasks have been given out, and forgets one."""
-    port = free_port()
-    config = small(tmp_path, steps=4) | {
-        "environments": [
-            {"type": "harness", "remote": True, "port": port, "lease": 2.0, "eval_share": 0.5,
-             "rows": [{"n": n, "answer": str(n)} for n in range(24)]},
-        ],
-        "rollout.groups_per_step": 1, "rollout.group_size": 2, "rollout.max_async_level": 2,
-        "eval.tasks": 0, "rollout.redo": 0,
-    }  # fmt: skip
-    agent = Agent(f"http://127.0.0.1:{port}")
-    thread = threading.Thread(target=agent.work, daemon=True)
-    thread.start()
-    outcome = silva.train(config)
-    agent.over.set()
-    thread.join(30)
-    ledger = [json.loads(line) for line in (outcome.path / "ledger.jsonl").read_text().splitlines()]
-    assert agent.late, "rewards were posted after later tasks had been given out"
-    found = {status: rollouts(outcome.path, status) for status in ("trained", "failed")}
-    assert [row["reason"] for row in found["failed"]] == [
-        "redo: program: PartLost: the agent gave no sign of life for 2 s"
-    ]
-    ids = [row["trajectory"] for row in found["trained"]]
-    assert len(ids) == len(set(ids)) == 7
-    assert sum(entry.get("kind") == "sealed" for entry in ledger) in (0, 4)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+async def late(tmp_path: Path) -> tuple[list[Trajectory], Agent]:
+    """Four steps of a queue that is two steps ahead, played by an agent that is slow to post."""
+    environment = HarnessEnvironment(remote=True, rows=tuple({"n": n} for n in range(24)), eval_share=0.5)
+    tasks, renderer = environment.taskset(), Renderer(tiny_tokenizer())
+    tasks.gateway = gateway = SessionGateway(lease=1.0)
+    engine = ScriptedEngine(lambda tokens, params: renderer.encode_reply("ok"))
+    settings = LinearRolloutSettings(group_size=2, redo=0)
+    stream = TaskStream([Source("harness", tasks, 1.0)], 0)
+    ledger = Ledger.create(tmp_path / "ledger.jsonl")
+    rollout = Linear(settings, engine, renderer, seed=0)
+    queue, found = WorkQueue(stream, rollout, ledger, batch=1, steps=4, level=2), list[Trajectory]()
+    agent = Agent(await gateway._listen())
+    working = asyncio.ensure_future(agent.work())
+    for step in range(1, 5):
+        (played,) = await queue.take(1, step, attempt=0, temperature=1.0)
+        found += played.groups[0].trajectories
+    await cancelled([working])
+    return found, agent
 
 
 class Agent:
-    """Takes tasks, asks once for each, and posts rewards of tasks that it took two steps ago."""
+    """Takes tasks, asks once for each, and posts the reward when it has taken four more; one it forgets."""
 
     def __init__(self, address: str) -> None:
-        self.address, self.over = address, threading.Event()
-        self.late = 0
+        self.address, self.taken, self.late = address, 0, 0
 
-    def work(self) -> None:
+    async def work(self) -> None:
         waiting: list[str] = []
-        with httpx2.Client(timeout=60) as client:
-            while not self.over.is_set():
-                try:
-                    told = client.post(f"{self.address}/claim", json={})
-                except httpx2.TransportError:
-                    told = None
-                if told is None or told.status_code != 200:
-                    if waiting:
-                        self.post(client, waiting.pop(0))
-                    self.over.wait(0.05)
-                    continue
-                session = told.json()
-                said = [{"role": "user", "content": str(session["task"]["data"]["n"])}]
-                client.post(f"{session['base_url']}/chat/completions", json={"messages": said})
-                if len(waiting) == 3 and not self.late:
-                    self.late += 1
-                    continue  # forgets this one
-                client.post(session["reward_url"], json={"reward": None})
-                waiting.append(session["reward_url"])
+        async with httpx2.AsyncClient(timeout=60) as client:
+            while True:
+                told = await client.post(f"{self.address}/claim", json={})
+                if told.status_code == 200:
+                    self.taken += 1
+                    session = told.json()
+                    said = [{"role": "user", "content": str(session["task"]["data"]["n"])}]
+                    await client.post(f"{session['base_url']}/chat/completions", json={"messages": said})
+                    if self.taken != 3:
+                        await client.post(session["reward_url"], json={"reward": None})
+                        waiting.append(session["reward_url"])
+                elif waiting:
+                    await self.post(client, waiting.pop(0))
+                else:
+                    await asyncio.sleep(0.01)
                 if len(waiting) > 4:
                     self.late += 1
-                    self.post(client, waiting.pop(0))
+                    await self.post(client, waiting.pop(0))
 
-    def post(self, client: httpx2.Client, url: str) -> None:
-        assert client.post(url, json={"reward": 1}).status_code == 200
-        assert client.post(url, json={"reward": 1}).status_code in (409, 410)
+    async def post(self, client: httpx2.AsyncClient, url: str) -> None:
+        assert (await client.post(url, json={"reward": 1})).status_code == 200
+        assert (await client.post(url, json={"reward": 1})).status_code in (409, 410)
+
+
+def test_rewards_that_come_steps_later_count_once_and_where_none_comes_there_is_a_reason(
+    tmp_path: Path,
+) -> None:
+    found, agent = asyncio.run(asyncio.wait_for(late(tmp_path), 60))
+    assert agent.late, "rewards were posted when tasks of later steps had been taken"
+    assert [t.id for t in found] == [f"s{step}g{n}/{i}" for step, n in ORDER for i in range(2)]
+    (lost,) = [t for t in found if t.failure]
+    assert (lost.failure, len(lost.turns)) == ("redo", 1)
+    assert "the agent gave no sign of life for 1 s" in (lost.error or "")
+    assert [t.rewards for t in found if not t.failure] == [{"reward": 1.0}] * 7
+
+
+ORDER = ((1, 0), (1, 1), (1, 2), (2, 0))

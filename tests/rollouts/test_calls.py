@@ -30,7 +30,7 @@ def calls(policy, speaker, renderer, limits):
     """Calls of one episode, whose model gives these replies."""
 
     def make(*replies: str, **numbers: int) -> Calls:
-        most = {"max_turns": 100, "max_turn_tokens": 60, "max_episode_tokens": 900} | numbers
+        most = {"max_turns": 100, "max_turn_tokens": 200, "max_episode_tokens": 900} | numbers
         return Calls(policy(speaker(*replies)), renderer, limits(**most), id="e", seed=3, label="agent")
 
     return make
@@ -38,7 +38,7 @@ def calls(policy, speaker, renderer, limits):
 
 async def ask(calls: Calls, *messages: Message, tools: Sequence[ToolSpec] = ()) -> str:
     call = calls.ask(messages, tools)
-    await call.answer(50, ())
+    await call.answer(200, ())
     return calls._answered[-1].turn.messages[-1].content
 
 
@@ -54,7 +54,7 @@ def trained(rows: Sequence[Sample], renderer) -> list[str]:
 async def test_a_history_that_goes_on_is_one_row_as_if_it_were_played_natively(
     calls, renderer, run, world, talk
 ):
-    native = await asyncio.to_thread(run, world(talk), max_turns=3, max_turn_tokens=50)
+    native = await asyncio.to_thread(run, world(talk), max_turns=3, max_turn_tokens=200)
     played, dialogue = calls("yes", "no"), list[Message]()
     for turn in native.turns:
         dialogue.append(user(turn.messages[0].content))

@@ -24,6 +24,7 @@ from silva.rollouts.calls import Calls
 from silva.server.gateway import AGAIN, SessionGateway
 from silva.types import Message, Task, ToolSpec
 
+pytestmark = pytest.mark.slow
 TASK = Task("t0", "agent", 3, {"question": "1 + 1?"}, "2")
 LIMITS = EpisodeLimits(max_turns=1000, max_turn_tokens=400, max_episode_tokens=4096)
 HELLO: list[Any] = [{"role": "user", "content": "1 + 1?"}]

@@ -16,7 +16,7 @@ ENVIRONMENTS: dict[str, str] = {
     "gymnasium": "silva.environments.foreign.gymnasium:Gymnasium",
     "hanoi": "silva.environments.worlds.hanoi:Hanoi",
     "harbor": "silva.environments.foreign.harbor:Harbor",
-    "harness": "silva.environments.foreign.harness:HarnessSettings",
+    "harness": "silva.environments.foreign.harness:HarnessEnvironment",
     "hotpotqa_mc": "silva.environments.worlds.hotpotqa_mc:HotpotQA",
     "human_eval": "silva.environments.foreign.human_eval:HumanEval",
     "key_door": "silva.environments.worlds.key_door:KeyDoor",

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from silva.config.sections import ContextSettings, EpisodeLimits
 from silva.errors import CapabilityError, contained
@@ -42,9 +42,9 @@ class _Timer:
     async def __aenter__(self) -> None:
         await self._timer.__aenter__()
 
-    async def __aexit__(self, *error: object) -> bool | None:
+    async def __aexit__(self, *error: Any) -> None:
         self.over = True
-        return await self._timer.__aexit__(*error)  # type: ignore[arg-type]
+        await self._timer.__aexit__(*error)
 
     @property
     def expired(self) -> bool:

@@ -227,7 +227,7 @@ class ResponseEvents:
     def _part(self, id: str, what: str, **content: Any) -> dict[str, Any]:
         names = {"reasoning": "reasoning_summary_text", "message": "output_text"}
         name = names.get(self._kind, "function_call_arguments")
-        more = {"logprobs": []} if name == "output_text" else {}
+        more: dict[str, Any] = {"logprobs": []} if name == "output_text" else {}
         return self._about(id, f"response.{name}.{what}", **content, **more)
 
     def _about(self, id: str, type: str, **content: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Command:
     """
 
     def __init__(self, words: Sequence[str], names: Sequence[str] = ()) -> None:
-        self.words = [str(Path(word).absolute()) if Path(word).is_file() else word for word in words]
+        self.words = [os.path.abspath(word) if os.path.isfile(word) else word for word in words]
         self.names = names
 
     async def run(self, task: Task, endpoint: Endpoint) -> Step | None:
