@@ -35,11 +35,11 @@ from scripted_engine import ScriptedEngine
 
 from silva.actors.policy import Policy
 from silva.config.sections import EpisodeLimits, Sampling
-from silva.environments.foreign.command import Command
+from silva.environments.foreign.command import CommandProgram
 from silva.models.tiny import tiny_tokenizer
 from silva.protocols import Endpoint
 from silva.rendering.renderer import Renderer
-from silva.rollouts.calls import Calls
+from silva.rollouts.calls import CallRecorder
 from silva.server.gateway import SessionGateway
 from silva.types import Task
 
@@ -94,7 +94,7 @@ class Played:
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[Endpoint]:
         policy = Policy(self.engine, self.renderer, Sampling())
-        calls = Calls(policy, self.renderer, LIMITS, id="e", seed=0, label="agent")
+        calls = CallRecorder(policy, self.renderer, LIMITS, id="e", seed=0, label="agent")
         async with self.gateway.open(calls, TASK) as endpoint:
             yield endpoint
 
@@ -169,8 +169,8 @@ def episode(folder: str, number: int) -> None:
     asyncio.run(play())
 
 
-def program(folder: str, number: int) -> Command:
-    return Command([sys.executable, "-S", "-c", PROGRAM, f"{folder}/{number}"])
+def program(folder: str, number: int) -> CommandProgram:
+    return CommandProgram([sys.executable, "-S", "-c", PROGRAM, f"{folder}/{number}"])
 
 
 async def kills(played: Played, count: int) -> list[Row]:

@@ -29,7 +29,7 @@ OF_USERS = set(
         r"\S+",
         """file.py mine.py server.py rewards.py my_env.py my_tasks.py guess.py sums.py NAME.py
         test_NAME.py towns.py test_towns.py towns.toml FILE.toml NAME.toml a.toml b.toml run.toml lake.toml
-        api.toml infer.toml sft.toml rl.toml config.toml task.toml instruction.md""",
+        api.toml infer.toml sft.toml rl.toml config.toml task.toml instruction.md agent.py agent.toml""",
     )
 )
 """Files that a user writes, or a run, or a library of tasks."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from asyncio import Future
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from silva.rendering.renderer import Renderer
+    from silva.rollouts.calls import CallRecorder
 
 
 class Environment(Protocol):
@@ -202,28 +201,6 @@ class Actor(Protocol):
     async def reply(self, request: Request) -> Reply: ...
 
 
-class ModelCall(Protocol):
-    """One call of a program to its model. Its context goes on from an earlier call where it can."""
-
-    @property
-    def tokens(self) -> Sequence[int]: ...  # of its context
-    async def answer(
-        self, max_tokens: int, stop: Sequence[str], on_tokens: OnTokens | None = None, *, again: bool = False
-    ) -> Completion: ...  # again: the answer to an equal call was lost on its way, and is given once more
-
-
-class ModelSession(Protocol):
-    """All calls of one episode that a program plays."""
-
-    renderer: Renderer
-    posted: Future[Step]  # the reward, once somebody has posted it
-
-    @property
-    def context(self) -> int: ...  # tokens of the longest one, its answer included
-    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> ModelCall: ...
-    def idle(self) -> AbstractContextManager[None]: ...  # the time in it is not the program's
-
-
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where a program finds the model of its episode: the session is a part of the address.
@@ -249,7 +226,7 @@ class Endpoint:
 class Gateway(Protocol):
     """Serves a model to programs, at an address of its own for each episode."""
 
-    def open(self, session: ModelSession, task: Task) -> AbstractAsyncContextManager[Endpoint]: ...
+    def open(self, calls: CallRecorder, task: Task) -> AbstractAsyncContextManager[Endpoint]: ...
 
 
 class Harness(Protocol):

@@ -203,9 +203,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was shown (the first segment) and answered (the others). `fresh`: they are the whole context.
-    `after`: of a call that does not go on from the turn before, the id of the turn that it goes on from, ""
-    for none."""
+    """What was shown (the first segment) and answered (the others). `fresh`: they are the whole context."""
 
     id: str
     segments: tuple[Segment, ...]
@@ -215,7 +213,7 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
     fresh: bool = False
     stop_reason: CompletionStop = "stop_token"
-    after: str | None = None
+    after: str | None = None  # of a program's call that forks: the turn it goes on from, "" for none
 
     @property
     def cut(self) -> bool:
@@ -268,8 +266,7 @@ class Trajectory:
 
     @property
     def limited(self) -> bool:
-        """It met a limit for which the policy is responsible (context, tokens, time of a step): masked in
-        training, not solved in evaluation."""
+        """It met a limit that is the policy's fault: masked in training, not solved in evaluation."""
         return self.failure == "mask" and self.stop_reason != "error"
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from silva.errors import ContextOverflow, PartLost
-from silva.rollouts.calls import Calls
+from silva.rollouts.calls import CallRecorder
 from silva.rollouts.samples import trajectory_samples
 from silva.rollouts.state import End, State, result
 from silva.types import Message, Sample, ToolSpec
@@ -29,20 +29,22 @@ def said(text: str) -> Message:
 def calls(policy, speaker, renderer, limits):
     """Calls of one episode, whose model gives these replies."""
 
-    def make(*replies: str, **numbers: int) -> Calls:
+    def make(*replies: str, **numbers: int) -> CallRecorder:
         most = {"max_turns": 100, "max_turn_tokens": 200, "max_episode_tokens": 900} | numbers
-        return Calls(policy(speaker(*replies)), renderer, limits(**most), id="e", seed=3, label="agent")
+        return CallRecorder(
+            policy(speaker(*replies)), renderer, limits(**most), id="e", seed=3, label="agent"
+        )
 
     return make
 
 
-async def ask(calls: Calls, *messages: Message, tools: Sequence[ToolSpec] = ()) -> str:
+async def ask(calls: CallRecorder, *messages: Message, tools: Sequence[ToolSpec] = ()) -> str:
     call = calls.ask(messages, tools)
     await call.answer(200, ())
     return calls._answered[-1].turn.messages[-1].content
 
 
-def rows(calls: Calls) -> list[Sample]:
+def rows(calls: CallRecorder) -> list[Sample]:
     turns = calls.turns()
     return trajectory_samples(result(State(turns), End("terminated"), id="e", episode="e"), "g")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from silva.errors import CapabilityError, RewardError
-from silva.protocols import Driven, Endpoint, ModelSession
+from silva.protocols import Driven, Endpoint
 from silva.types import Message, Step, Task, Trajectory
 
-Program = Callable[[ModelSession], Awaitable[Any]]
+Program = Callable[[Any], Awaitable[Any]]
 
 
 @dataclass

@@ -20,7 +20,7 @@ from silva.actors.policy import Policy
 from silva.config.sections import EpisodeLimits, Sampling
 from silva.protocols import Endpoint
 from silva.rendering.renderer import Renderer
-from silva.rollouts.calls import Calls
+from silva.rollouts.calls import CallRecorder
 from silva.server.gateway import AGAIN, SessionGateway
 from silva.types import Message, Task, ToolSpec
 
@@ -35,7 +35,7 @@ CALL = '<think>\nwell\n</think>\n\nI add.\n<tool_call>\n{"name": "add", "argumen
 
 @dataclass
 class Play:
-    calls: Calls
+    calls: CallRecorder
     endpoint: Endpoint
     engine: ScriptedEngine
     gateway: SessionGateway
@@ -72,7 +72,7 @@ async def playing(
 ) -> AsyncIterator[Play]:
     engine = engine or says(renderer, *replies, context=8192)
     policy = Policy(engine, renderer, Sampling(temperature=0.7))
-    calls = Calls(policy, renderer, limits, id="e", seed=7, label="agent")
+    calls = CallRecorder(policy, renderer, limits, id="e", seed=7, label="agent")
     gateway = SessionGateway()
     async with gateway.open(calls, TASK) as endpoint:
         yield Play(calls, endpoint, engine, gateway)

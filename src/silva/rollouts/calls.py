@@ -60,8 +60,8 @@ class _Answered:
         return [token for turn in reversed(turns) for segment in turn.segments for token in segment.tokens]
 
 
-class Calls:
-    """Implements `protocols.ModelSession`: all calls of one episode.
+class CallRecorder:
+    """All calls of one episode.
 
     Attributes:
         limit: why a call was refused, if one was.
@@ -115,7 +115,7 @@ class Calls:
             if self._waiting == 0:
                 self.on_idle(False)
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Call:
+    def ask(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> PlacedCall:
         """Where a call stands.
 
         Raises:
@@ -142,7 +142,7 @@ class Calls:
                 f"{self.context}"
             )
         new = tuple(whole[first:]) if goes_on else ()
-        return Call(self, digests[-1], tuple(whole), new, tuple(tools), tokens, added, before, goes_on)
+        return PlacedCall(self, digests[-1], tuple(whole), new, tuple(tools), tokens, added, before, goes_on)
 
     def turns(self) -> tuple[Turn, ...]:
         """Path after path, the one that was called last at the end."""
@@ -164,7 +164,7 @@ class Calls:
         return next((each for each in reversed(self._same[digest]) if not each.continued), None)
 
     @contextlib.contextmanager
-    def begun(self, call: Call) -> Iterator[tuple[int, int, bool]]:
+    def begun(self, call: PlacedCall) -> Iterator[tuple[int, int, bool]]:
         """While a call is answered: its number, its seed, and whether it is the next turn of its path."""
         if self._begun >= self.limits.max_turns:
             self.limit = self.limit or "max_turns"
@@ -186,7 +186,7 @@ class Calls:
                 before.continued = False
             raise
 
-    def add(self, call: Call, number: int, follows: bool, reply: Reply, said: Message) -> None:
+    def add(self, call: PlacedCall, number: int, follows: bool, reply: Reply, said: Message) -> None:
         """With the reply as the program reads it."""
         id, before, tokens = f"{self.id}/{number}", call.before, call.added if follows else call.tokens
         turn = Turn(
@@ -219,8 +219,8 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Implements `protocols.ModelCall`.
+class PlacedCall:
+    """One call of a program, and where it stands in its episode.
 
     Attributes:
         digest: of the history.
@@ -229,7 +229,7 @@ class Call:
         goes_on: all of the history but `new` is that of `before`.
     """
 
-    calls: Calls
+    calls: CallRecorder
     digest: str
     messages: tuple[Message, ...]
     new: tuple[Message, ...]

@@ -21,7 +21,7 @@ from silva.errors import CapabilityError, contained
 from silva.ports import derive
 from silva.protocols import Actor, Driven
 from silva.rendering.renderer import Renderer
-from silva.rollouts.calls import Calls
+from silva.rollouts.calls import CallRecorder
 from silva.rollouts.checks import EpisodeFault, check_step
 from silva.rollouts.context import shows_all
 from silva.rollouts.faults import Watch, described, trace, watched
@@ -94,7 +94,7 @@ async def play_program(
         if not timer.over:
             on_turn(id, "engine" if waits else label)
 
-    calls = Calls(actor, renderer, limits, id=id, seed=seed, label=label, on_idle=idle)
+    calls = CallRecorder(actor, renderer, limits, id=id, seed=seed, label=label, on_idle=idle)
     on_turn(id, label)
     try:
         step, stop_reason = await _run(replace(task, seed=derive(seed, "luck")), tasks, calls, timer, watch)
@@ -110,7 +110,7 @@ async def play_program(
 
 
 async def _run(
-    task: Task, tasks: Driven, calls: Calls, timer: _Timer, watch: Watch
+    task: Task, tasks: Driven, calls: CallRecorder, timer: _Timer, watch: Watch
 ) -> tuple[Step, StopReason]:
     """What the episode was worth, and how it ended.
 
@@ -150,7 +150,7 @@ async def _run(
     return step, "terminated" if fault is None else fault.stop_reason if calls.limit else "truncated"
 
 
-def _fault(error: Exception, calls: Calls, timer: _Timer) -> EpisodeFault:
+def _fault(error: Exception, calls: CallRecorder, timer: _Timer) -> EpisodeFault:
     """Why a program did not end by itself."""
     if timer.expired and isinstance(error, TimeoutError):
         words = f"no end within rollout.limits.timeout = {calls.limits.timeout:g} s"

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from silva.server.forms import DECIDED, Form, arguments_of, call_of, function_of, listed, text_in
+from silva.server.forms import DECIDED, ApiForm, arguments_of, call_of, function_of, listed, text_in
 from silva.server.parsing import shown
 from silva.wire.guard import HttpError
 
@@ -178,4 +178,4 @@ class MessageEvents:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-MESSAGES = Form(asked, answer, MessageEvents)
+MESSAGES = ApiForm(asked, answer, MessageEvents)

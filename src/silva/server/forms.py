@@ -34,7 +34,7 @@ class FormEvents(Protocol):
     def of(self, chunk: Mapping[str, Any]) -> Iterator[dict[str, Any]]: ...
 
 
-class Form(NamedTuple):
+class ApiForm(NamedTuple):
     """Of an API.
 
     Attributes:
@@ -59,7 +59,7 @@ def chat_asked(body: Mapping[str, Any]) -> dict[str, Any]:
     return asked
 
 
-CHAT = Form(chat_asked, lambda asked, answer: dict(answer))
+CHAT = ApiForm(chat_asked, lambda asked, answer: dict(answer))
 
 
 def _message(given: Any) -> Any:

@@ -30,12 +30,13 @@ from starlette.types import Receive
 from silva.aio import cancelled, first, gather
 from silva.errors import ConfigError, PartLost
 from silva.ports import CLOCK
-from silva.protocols import Endpoint, ModelCall, ModelSession
+from silva.protocols import Endpoint
+from silva.rollouts.calls import CallRecorder, PlacedCall
 from silva.server import chat
 from silva.server.anthropic import MESSAGES
 from silva.server.bodies import ChatBody, Name
 from silva.server.engine import Listener, apart, unless_gone
-from silva.server.forms import CHAT, Form
+from silva.server.forms import CHAT, ApiForm
 from silva.server.parsing import Body, parse, read
 from silva.server.responses import RESPONSES
 from silva.server.streams import Events, dumped
@@ -70,7 +71,7 @@ class _Live:
     """
 
     name: str
-    session: ModelSession
+    calls: CallRecorder
     task: Task
     heard: float = 0.0
     leased: bool = False
@@ -96,21 +97,21 @@ class SessionGateway:
         self._address: asyncio.Future[str] | None = None
 
     @contextlib.asynccontextmanager
-    async def open(self, session: ModelSession, task: Task) -> AsyncIterator[Endpoint]:
+    async def open(self, calls: CallRecorder, task: Task) -> AsyncIterator[Endpoint]:
         """
         Raises:
             ConfigError: the port cannot be used.
         """
         address = await self._listen()
-        live = _Live(secrets.token_urlsafe(18), session, task)
+        live = _Live(secrets.token_urlsafe(18), calls, task)
         self._live[live.name] = live
 
         async def outcome() -> Step:
-            return await _first_of(session.posted, self._lost(live))
+            return await _first_of(calls.posted, self._lost(live))
 
         async def offer() -> None:
             self._offers.append(live)
-            with session.idle():
+            with calls.idle():
                 await live.claimed.wait()
 
         try:
@@ -172,7 +173,7 @@ class SessionGateway:
 
     # --- calls of the model
 
-    def _answering(self, form: Form) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def _answering(self, form: ApiForm) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         async def handler(request: Request) -> Response:
             live, data = self._session(request), await request.body()
             given, body = await apart(len(data), _read, form, data)
@@ -234,10 +235,10 @@ class SessionGateway:
         body = read(RewardBody, parse(await request.body()))
         if body.reward is None:
             live.leased = False
-        elif live.session.posted.done():
+        elif live.calls.posted.done():
             raise HttpError(409, "reward: this session has its reward", code="has_reward")
         else:
-            live.session.posted.set_result(Step(rewards={"reward": body.reward}, metrics=body.metrics))
+            live.calls.posted.set_result(Step(rewards={"reward": body.reward}, metrics=body.metrics))
         return _json({})
 
 
@@ -246,11 +247,11 @@ class _Asking:
 
     def __init__(self, live: _Live, again: bool) -> None:
         self._live, self._again = live, again
-        self.renderer, self.context = live.session.renderer, live.session.context
-        self._call: ModelCall | None = None
+        self.renderer, self.context = live.calls.renderer, live.calls.context
+        self._call: PlacedCall | None = None
 
     def shown(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
-        self._call = self._live.session.ask(messages, tools)
+        self._call = self._live.calls.ask(messages, tools)
         return list(self._call.tokens)
 
     async def sample(
@@ -292,7 +293,7 @@ class _Asking:
         return done.result()
 
 
-def _read(form: Form, data: bytes) -> tuple[Mapping[str, Any], ChatBody]:
+def _read(form: ApiForm, data: bytes) -> tuple[Mapping[str, Any], ChatBody]:
     given = parse(data)
     return given, read(ChatBody, form.asked(given))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from silva.server.forms import DECIDED, Form, call_of, function_of, listed, text_in
+from silva.server.forms import DECIDED, ApiForm, call_of, function_of, listed, text_in
 from silva.server.parsing import HARMLESS, shown
 from silva.wire.guard import HttpError
 
@@ -253,4 +253,4 @@ class ResponseEvents:
         return {"type": f"response.output_item.{what}", "output_index": len(self._output), "item": item}
 
 
-RESPONSES = Form(asked, answer, ResponseEvents)
+RESPONSES = ApiForm(asked, answer, ResponseEvents)

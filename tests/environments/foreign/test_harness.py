@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from silva.environments.foreign.command import Command, ProgramFault
+from silva.environments.foreign.command import CommandProgram, ProgramFault
 from silva.environments.foreign.harness import HarnessEnvironment
 from silva.errors import CapabilityError, RewardError
 from silva.protocols import Driven, Endpoint, TaskSet
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused(settings: dict[str, Any], error: str) -> N
 
 
 def run(script: str, *words: str, names: tuple[str, ...] = ()) -> Any:
-    return asyncio.run(Command([sys.executable, "-c", script, *words], names).run(TASK, ENDPOINT))
+    return asyncio.run(CommandProgram([sys.executable, "-c", script, *words], names).run(TASK, ENDPOINT))
 
 
 def test_a_command_is_told_its_task_and_its_endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_command_that_fails_says_why() -> None:
     with pytest.raises(ProgramFault, match="status 137: it said nothing"):
         run("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(ProgramFault, match="status 127: no-such-program: No such file"):
-        asyncio.run(Command(["no-such-program"]).run(TASK, ENDPOINT))
+        asyncio.run(CommandProgram(["no-such-program"]).run(TASK, ENDPOINT))
 
 
 FAMILY = """if True:
@@ -146,7 +146,7 @@ def gone(file: Path) -> bool:
 @pytest.mark.parametrize("how", ["ends", "stays"])
 def test_nothing_that_a_command_has_started_outlives_its_episode(how: str, tmp_path: Path) -> None:
     async def play() -> None:
-        command = Command([sys.executable, "-S", "-c", FAMILY, str(tmp_path / "pids"), how])
+        command = CommandProgram([sys.executable, "-S", "-c", FAMILY, str(tmp_path / "pids"), how])
         playing = asyncio.ensure_future(command.run(TASK, ENDPOINT))
         while not (tmp_path / "pids").exists():
             await asyncio.sleep(0.01)
@@ -163,10 +163,10 @@ def test_nothing_outlives_silva_when_it_is_killed(tmp_path: Path) -> None:
     words = [sys.executable, "-S", "-c", FAMILY, str(tmp_path / "pids"), "stays"]
     script = f"""if True:
         import asyncio
-        from silva.environments.foreign.command import Command
+        from silva.environments.foreign.command import CommandProgram
         from silva.protocols import Endpoint
         from silva.types import Task
-        asyncio.run(Command({words!r}).run(Task("t", "e", 0, {{}}), Endpoint("", "", None, None)))
+        asyncio.run(CommandProgram({words!r}).run(Task("t", "e", 0, {{}}), Endpoint("", "", None, None)))
     """
     silva = subprocess.Popen([sys.executable, "-c", script])
     wait(lambda: (tmp_path / "pids").exists() or silva.poll() is not None)

@@ -36,7 +36,7 @@ class ProgramFault(SilvaError, RuntimeError):
     """The command failed: the episode has no result."""
 
 
-class Command:
+class CommandProgram:
     """Implements `Harness`.
 
     Args:

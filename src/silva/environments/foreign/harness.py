@@ -26,7 +26,7 @@ from silva.config.plugins import load_object
 from silva.config.sections import Above0
 from silva.data.rows import Row, read_rows
 from silva.data.settings import GivenRows
-from silva.environments.foreign.command import Command
+from silva.environments.foreign.command import CommandProgram
 from silva.environments.foreign.library import finite, solved
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
@@ -81,10 +81,10 @@ class HarnessEnvironment(GivenRows, EnvironmentSettings):
 
     def _harness(self) -> Harness:
         if self.function:
-            return Function(load_object(self.function, callable, "function"))
+            return FunctionProgram(load_object(self.function, callable, "function"))
         if self.command:
-            return Command(self.command, self.variables)
-        return Remote()
+            return CommandProgram(self.command, self.variables)
+        return RemoteAgent()
 
     def _draft(self, row: Row) -> Draft:
         data = {key: value for key, value in row.values.items() if key != self.answer}
@@ -131,7 +131,7 @@ class HarnessTasks:
         return Step(rewards={"reward": score.value}, metrics=metrics)
 
 
-class Function:
+class FunctionProgram:
     """Implements `Harness` with a function of the user's."""
 
     def __init__(self, function: Callable[[Task, Endpoint], Any]) -> None:
@@ -147,7 +147,7 @@ class Function:
         return Step(rewards={"reward": finite(found, "the function's result")})
 
 
-class Remote:
+class RemoteAgent:
     """Implements `Harness` with an agent that calls in."""
 
     async def run(self, task: Task, endpoint: Endpoint) -> Step | None:
