@@ -54,7 +54,7 @@ def shown(capsys, *arguments: str) -> str:
 
 def test_the_newest_run_with_its_numbers_warnings_and_failed_episodes(runs, capsys):
     text = shown(capsys)
-    assert text.startswith("new, done: step 3\n")
+    assert text.startswith("new, finished: step 3\n")
     assert "warning: mind the gap" in text
     assert "ci_low" not in text
     assert "step 2, lake, lake/2: reward 0, failed (ConnectionError: gone)" in text
@@ -85,7 +85,7 @@ def test_one_half_of_it(runs, capsys):
 
 def test_a_list_has_the_newest_first(runs, capsys):
     lines = shown(capsys, "--list").splitlines()
-    assert [line.split()[:2] for line in lines] == [["new", "done"], ["old", "stopped"]]
+    assert [line.split()[:2] for line in lines] == [["new", "finished"], ["old", "interrupted"]]
     assert "step 3 of 4" in lines[0]
     assert json.loads(shown(capsys, "--list", str(runs), "--num-runs", "1", "--json"))[0]["name"] == "new"
 

@@ -161,6 +161,16 @@ def test_it_answers_get_alone_with_a_policy_and_says_when_nothing_is_new(pages: 
     assert ask(pages, "/api/runs", host="evil.example")[0].status_code == 403
 
 
+def test_runs_of_one_name_in_two_folders_and_a_folder_in_a_folder_are_each_one_run(tmp_path: Path) -> None:
+    folders = [tmp_path / side / "runs" for side in ("a", "b")]
+    for folder in folders:
+        make_run(folder / "x", steps=1)
+    (folders[0] / "summary.json").write_text("{}")  # as the folder of several seeds has one
+    found = Catalogue([*folders, folders[0] / "x"]).runs()
+    assert {run.layout.path for run in found.values()} == {folder / "x" for folder in folders}
+    assert len(found) == 2
+
+
 def test_a_run_that_goes_on_is_followed(tmp_path: Path, pages_of: Callable[[Path], Pages]) -> None:
     run = Layout(make_run(tmp_path / "runs" / "a", steps=3))
     pages = pages_of(tmp_path / "runs")

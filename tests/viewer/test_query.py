@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from silva.errors import ConfigError, RecordError
-from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in
+from silva.storage.rollouts import RolloutRow, read_rollouts, rollouts_in, write_rollouts
 from silva.viewer.pages import Pages
 from silva.viewer.query import SORTS, Query
 
@@ -110,6 +110,18 @@ def test_a_place_that_no_page_gave_is_refused(query: Query, files: dict[int, Pat
 def test_an_order_that_is_no_column_is_refused(query: Query, files: dict[int, Path]) -> None:
     with pytest.raises(ConfigError, match="sort: got 'text; drop'"):
         query.page(files, sort="text; drop")
+
+
+def test_a_file_that_is_written_again_is_read_again(
+    query: Query, rows: list[RolloutRow], tmp_path: Path
+) -> None:
+    path = tmp_path / "step_1.parquet"
+    for count in (3, 7, 4):
+        path.unlink(missing_ok=True)
+        write_rollouts(path, rows[:count])
+        found = ids(query.page({1: path})["rows"])
+        assert sorted(found) == sorted(row.trajectory.id for row in rows[:count])
+        assert query.count([path])["count"] == count
 
 
 def test_a_file_that_is_damaged_is_an_error_in_words(query: Query, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from silva.monitoring.sinks.table import COLUMNS, table
 from silva.storage.layout import Layout
 from silva.storage.metrics import last_step, read_metrics
 from silva.storage.rollouts import read_columns, read_rollouts, rollouts_in
-from silva.storage.run_folder import holder
+from silva.storage.run_folder import standing
 
 Row = Mapping[str, Any]
 
@@ -62,7 +62,7 @@ def from_folder(folder: Path) -> Followed:
     log = read_log(run.log) if run.log.is_file() else None
     told = log.warnings if log else []
     warnings = [f"{text} ({count} times)" if count > 1 else text for _, text, count in told]
-    return Followed(folder.name, read_metrics(run.metrics), _samples(run), _state(run), warnings)
+    return Followed(folder.name, read_metrics(run.metrics), _samples(run), standing(run.path), warnings)
 
 
 def _samples(run: Layout) -> Iterator[Row]:
@@ -79,11 +79,6 @@ def _listed(root: Path, folder: Path) -> ListedRun:
     steps = None
     with contextlib.suppress(OSError, ValueError, KeyError):
         steps = tomllib.loads(run.config_toml.read_text())["steps"]
-    return ListedRun(str(folder.relative_to(root)), _state(run), last_step(run.metrics), steps, changed)
-
-
-def _state(run: Layout) -> str:
-    """done, running, or stopped (it can be resumed)."""
-    if run.summary.exists():
-        return "done"
-    return "running" if holder(run.path) else "stopped"
+    return ListedRun(
+        str(folder.relative_to(root)), standing(run.path), last_step(run.metrics), steps, changed
+    )

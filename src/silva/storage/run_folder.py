@@ -33,6 +33,7 @@ from silva.storage.metrics import last_step
 from silva.storage.plain import note_machine, read_plain, write_plain
 
 State = Literal["new", "resumed", "finished"]
+Standing = Literal["running", "finished", "interrupted"]
 LOCK = ".silva.lock"
 SHOWN_FILES = 10  # in an error
 WRITTEN = frozenset(
@@ -244,6 +245,21 @@ def owner(path: Path) -> int:
         return int((path / LOCK).read_text())
     except (OSError, ValueError):
         return 0
+
+
+def standing(path: Path) -> Standing:
+    """How a run stands, for those who look on.
+
+    To look at the lock is to take it for a moment, in which a run that begins would be refused. So it is only
+    looked at if its owner lives.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        if process := owner(path):
+            with contextlib.suppress(PermissionError):  # of another user, so it lives
+                os.kill(process, 0)
+            if holder(path):
+                return "running"
+    return "finished" if Layout(path).summary.is_file() else "interrupted"
 
 
 def _untouched(path: Path) -> bool:

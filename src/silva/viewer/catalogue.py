@@ -7,7 +7,6 @@ names nothing, so no request reaches another file. Not here: what is in the runs
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from silva.storage.layout import Layout, steps_in
 from silva.storage.metrics import last_step
 from silva.storage.plain import read_plain
 from silva.storage.rollouts import rollouts_in
-from silva.storage.run_folder import LOCK, holder, owner
+from silva.storage.run_folder import LOCK, Standing, standing
 
 DEPTH = 4  # folders in one another that are looked through
 FRESH = 2.0  # seconds that a list of runs is used again
@@ -71,7 +70,7 @@ class Catalogue:
                 raise ConfigError(f"{root}: no such folder; expected a run's folder, or one with runs")
         self._roots = [root.resolve() for root in roots]
         self._found: dict[str, FoundRun] = {}
-        self._stood: dict[str, tuple[tuple[str, bool], dict[str, Any]]] = {}
+        self._stood: dict[str, tuple[tuple[str, Standing], dict[str, Any]]] = {}
         self._at = float("-inf")
         self._lock = threading.Lock()
 
@@ -79,7 +78,7 @@ class Catalogue:
         """By name."""
         with self._lock:
             if time.monotonic() - self._at > FRESH:
-                self._found = {run.name: run for root in self._roots for run in _under(root)}
+                self._found = _named([folder for root in self._roots for folder in _under(root)])
                 self._at = time.monotonic()
             return self._found
 
@@ -91,20 +90,29 @@ class Catalogue:
 
     def status(self, run: FoundRun) -> dict[str, Any]:
         """How it stands; its files are read again if one of them has changed."""
-        now = run.stamp(), _held(run.layout.path)
+        now = run.stamp(), standing(run.layout.path)
         then, found = self._stood.get(run.name, (None, {}))
         if then != now:
-            found = status(run, held=now[1])
+            found = _status(run, now[1])
             self._stood[run.name] = now, found
         return found
 
 
-def _under(root: Path) -> Iterator[FoundRun]:
+def _named(found: Sequence[tuple[Path, str]]) -> dict[str, FoundRun]:
+    """Each folder once. One whose name another has has its path for a name."""
+    names: dict[str, Path] = {}
+    for folder, name in dict(found).items():
+        names[name if name not in names else folder.as_posix()] = folder
+    return {name: FoundRun(name, Layout(folder)) for name, folder in names.items()}
+
+
+def _under(root: Path) -> Iterator[tuple[Path, str]]:
+    """Folders of runs, with the path that begins with the root's name."""
     waiting = [root]
     while waiting:
         folder = waiting.pop()
         if is_run(folder):
-            yield FoundRun(folder.relative_to(root.parent).as_posix(), Layout(folder))
+            yield folder, folder.relative_to(root.parent).as_posix()
         elif len(folder.relative_to(root).parts) < DEPTH:
             with suppress(OSError):
                 waiting += [each for each in folder.iterdir() if _inside(each)]
@@ -116,18 +124,14 @@ def _inside(folder: Path) -> bool:
 
 
 def is_run(folder: Path) -> bool:
+    """The folder of several seeds is none: it holds runs."""
     run = Layout(folder)
-    return (folder / LOCK).is_file() or any(
-        path.is_file() for path in (run.ledger, run.metrics, run.episodes, run.summary)
-    )
+    return any(path.is_file() for path in (folder / LOCK, run.ledger, run.metrics, run.episodes))
 
 
-def status(run: FoundRun, held: bool) -> dict[str, Any]:
-    """How a run stands: `state` is running, finished or interrupted, `waiting` for whom it waits.
-    `held`: a process has it open."""
+def _status(run: FoundRun, state: Standing) -> dict[str, Any]:
+    """`waiting`: for whom it waits, in words."""
     layout = run.layout
-    done = layout.summary.is_file()
-    state = "running" if held else "finished" if done else "interrupted"
     found: dict[str, Any] = {
         "run": run.name,
         "kind": "evaluation" if run.evaluation else "run",
@@ -146,24 +150,6 @@ def status(run: FoundRun, held: bool) -> dict[str, Any]:
     if state == "running":
         found["waiting"] = _waiting(layout)
     return found
-
-
-def _held(path: Path) -> bool:
-    """Whether a process has the run open.
-
-    To look at the lock is to take it for a moment, in which a run that begins would be refused. So it is only
-    looked at if its owner lives.
-    """
-    process = owner(path)
-    if not process:
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        pass
-    return bool(holder(path))
 
 
 def _steps(layout: Layout) -> int | None:

@@ -64,7 +64,7 @@ class Query:
         self._base = duckdb.connect(":memory:")
         for setting in (f"memory_limit = '{MEMORY}'", f"threads = {THREADS}", "parquet_metadata_cache = true",
                         "preserve_insertion_order = false", "lock_configuration = true"):  # fmt: skip
-            self._base.execute(f"SET {setting}")
+            self._base.execute(f"SET GLOBAL {setting}")  # also for cursors
         self._few = threading.Semaphore(2)  # questions at once
 
     def page(

@@ -1,5 +1,5 @@
 // A step: its groups. A group: the forest of its turns, and its members side by side.
-import { html, useMemo, useState } from "./vendor/preact_htm.js";
+import { html, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact_htm.js";
 import { useData } from "./api.js";
 import { Chip, Reward, Waiting, link, number, scaled, useChosen } from "./parts.js";
 import { Dialogue } from "./rollout.js";
@@ -93,7 +93,8 @@ function Forest({ nodes, by, chosen, choose }) {
   const x = (i) => 60 + nodes[i].depth * wide, y = (line) => 16 + line * tall;
   const width = 60 + plan.depth * wide + 130, height = 32 + Math.max(0, plan.lines - 1) * tall;
   const edge = (fromX, fromY, toX, toY) => `M${fromX} ${fromY}C${(fromX + toX) / 2} ${fromY} ${(fromX + toX) / 2} ${toY} ${toX} ${toY}`;
-  const rooted = y(plan.root);
+  const rooted = y(plan.root), box = useRef(null);
+  useLayoutEffect(() => { box.current.scrollTop = rooted - box.current.clientHeight / 2; }, [plan, zoom]);
   const move = (event) => {
     const kin = { ArrowLeft: nodes[chosen]?.parent, ArrowRight: nodes.findIndex((node) => node.parent === chosen), ArrowDown: chosen + 1, ArrowUp: chosen - 1 }[event.key];
     if (kin == null) return;
@@ -102,7 +103,7 @@ function Forest({ nodes, by, chosen, choose }) {
   };
   return html`<div class="bar small"><span class="legend scale"><span>${number(values.length ? low : null)}</span><i class="gradient"></i><span>${number(values.length ? high : null)} ${COLOURED_BY[by]}</span></span>
       <label class="inline">Size <input type="range" min="0.25" max="1.4" step="0.05" value=${zoom} onInput=${(e) => scale(Number(e.target.value))} /></label></div>
-    <div class="trees" tabindex="0" role="application" aria-label="Forest: arrows go from turn to turn" onKeyDown=${move}>
+    <div class="trees" ref=${box} tabindex="0" role="application" aria-label="Forest: arrows go from turn to turn" onKeyDown=${move}>
       <svg width=${width} height=${height} role="img" aria-label=${`A forest of ${nodes.length} turns and ${plan.lines} ends`}>
         ${nodes.map((node, i) => html`<path key=${"e" + i} class="link" d=${node.parent < 0 ? edge(20, rooted, x(i), y(plan.line[i])) : edge(x(node.parent), y(plan.line[node.parent]), x(i), y(plan.line[i]))} stroke-width=${Math.min(6, 0.8 + node.leaves / 4)} />`)}
         <rect class="task" x="12" y=${rooted - 8} width="16" height="16" rx="4" />
