@@ -21,7 +21,9 @@ def test_what_is_in_use_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) 
     seconds = [0.0]
     monkeypatch.setattr(process, "gc", gc)  # tests of whole runs go without
     monkeypatch.setattr(process.time, "monotonic", lambda: seconds[0])
+    usual = gc.get_threshold()
     with process.loaded():
+        assert gc.get_threshold() == (*usual[:2], process.SELDOM) != usual
         rings = [Ring() for _ in range(1000)]
         assert sum(isinstance(each, Ring) for each in gc.get_objects()) == 1000
         gc.collect()
@@ -38,6 +40,7 @@ def test_what_is_in_use_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) 
         gc.collect()
         late = weakref.ref(kept)
         del kept
+    assert gc.get_threshold() == usual
     gc.collect()
     assert last() is None and late() is None
     assert gc.get_freeze_count() == 0

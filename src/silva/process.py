@@ -17,6 +17,8 @@ from typing import NoReturn
 PARENT = "SILVA_PARENT"
 """Environment variable: the process with which this one ends."""
 LOOK_AGAIN = 600.0
+SELDOM = 1
+"""Collections of the middle generation after which all young objects are looked through, of Python's 10."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -25,9 +27,12 @@ def loaded() -> Iterator[None]:
     """While it lasts, what is loaded now stays, and so does what a full collection has found in use.
 
     Python would look through all of it again and again while episodes are played, and the event loop would
-    stand still for a tenth of a second each time, or for seconds if 100,000 of them are live. What is not
-    referred to any more is freed at once all the same; rings of such objects are after `LOOK_AGAIN` seconds.
+    stand still for a tenth of a second each time, or for seconds if 100,000 of them are live. Full
+    collections come often, so that each finds little that is new. What is not referred to any more is freed
+    at once all the same; rings of such objects are after `LOOK_AGAIN` seconds.
     """
+    first, middle, last = gc.get_threshold()
+    gc.set_threshold(first, middle, min(last, SELDOM))
     gc.collect()
     gc.freeze()
     looked = time.monotonic()
@@ -45,6 +50,7 @@ def loaded() -> Iterator[None]:
         yield
     finally:
         gc.callbacks.remove(keep)
+        gc.set_threshold(first, middle, last)
         gc.unfreeze()
 
 

@@ -181,7 +181,7 @@ class Episode:
             elif len(self.state.turns) >= self.limits.max_turns:
                 self.end = End("max_turns", next_context=await self._next_context())
             elif await self._size() >= self.limits.max_episode_tokens:
-                self.end = End("max_tokens", next_context=tuple(self.state.context))
+                self.end = End("max_tokens", next_context=self.state.context)
         except EpisodeFault as fault:
             self._fail(fault)
 
@@ -373,7 +373,7 @@ class Episode:
         if self.actor.reads_tokens and (observation.messages or observation.context is not None):
             with suppress(EpisodeFault):
                 await self._size()
-                return tuple(self.state.context)
+                return self.state.context
         return ()
 
     def _show(self, make: Callable[..., State], *parts: object) -> None:

@@ -46,7 +46,8 @@ class State:
         history: the dialogue, the observation included, as the environment has it.
         dropped: so many of its oldest turns are gone, as there was no room for them.
         messages: the whole context: what is shown of the history.
-        context: the same as tokens; until `shown` is rendered, the tokens of the last request.
+        context: the same as tokens; until `shown` is rendered, the tokens of the last request. A tuple of
+            numbers: garbage collections would look through a list again and again.
         shown: tokens of the observation, or of the whole context if `fresh`; None: not rendered.
         reported: tokens of the context as the actor counts them, if it gives none.
         prefills: the given beginning of each turn's answer.
@@ -58,7 +59,7 @@ class State:
     history: tuple[Message, ...] = ()
     dropped: int = 0
     messages: tuple[Message, ...] = ()
-    context: Sequence[int] = ()
+    context: tuple[int, ...] = ()
     shown: tuple[int, ...] | None = None
     fresh: bool = True
     reported: int = 0
@@ -81,13 +82,14 @@ def render(state: State, renderer: Renderer) -> None:
     if unknown or observation.context is not None or renderer.rebuilds_context:
         sampled = _sampled(state, renderer)
         tokens = renderer.context(state.messages, state.tools, sampled=sampled, prefill=observation.prefill)
-        state.context, state.fresh = tokens, True
+        state.shown = state.context = tuple(tokens)
+        state.fresh = True
     else:
         assert last is not None
         said = last.reply_tokens
         tokens = renderer.extend(said, observation.messages, prefill=observation.prefill)
-        state.context, state.fresh = [*state.context, *said, *tokens], False
-    state.shown = tuple(tokens)
+        state.shown = tuple(tokens)
+        state.context, state.fresh = (*state.context, *said, *tokens), False
 
 
 def answered(
