@@ -201,8 +201,8 @@ def _gathering(
     model: Model, machine: Machine, task: Task, ranks: int, parallel: Parallel, count: int
 ) -> float:
     """Seconds of an update. A pass of FSDP gathers weights twice and reduces gradients in float32
-    (arXiv:1910.02054, section 7: volumes of (n - 1) / n of a size), and copies add these up; stages do all of
-    it once. Each expert is among those ranks of a copy that have the same ones."""
+    (arXiv:1910.02054, section 7: volumes of (n - 1) / n of a size); stages do it once, and copies add up what
+    has been reduced once. Each expert is among those ranks of a copy that have the same ones."""
     pp, tp, ep, shape = parallel.pp, parallel.tp, parallel.ep, parallel.shape(ranks)
     parts, copies = shape["parts"], shape["copies"]
     times, gathers = (1, 1) if pp > 1 else (count, 2)
@@ -211,7 +211,7 @@ def _gathering(
     others = model.shared * (1 - 1 / parts) / machine.between(parts, tp)
     summed = 2 * FP32 * model.parameters / parts * (1 - 1 / copies) / machine.between(copies, parts * tp)
     hops = (gathers + 1) * model.layers / pp * (parts - 1) * machine.hop
-    return times * ((of_one * (others + experts) + summed) / (tp * pp) + hops)
+    return times * (of_one * (others + experts) / (tp * pp) + hops) + summed / (tp * pp)
 
 
 def _exchanging(

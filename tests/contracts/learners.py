@@ -5,6 +5,7 @@ divide one, and their models and rows.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.sharding.ranks import mesh_of
 from silva.types import LossSpec, OptimParams, Sample
 
+DTYPE = os.environ.get("SILVA_TEST_DTYPE", "float64")
+"""Of the models of all tests that do not name one: every_division.py chooses it."""
 LOSS = LossSpec("clipped", {"kl_coef": 0.1})
 PARAMS = OptimParams(lr=1e-2, eps=1e-2)
 """`eps` is as large as gradients: with a smaller one AdamW's first step is nearly the sign of a gradient, and
@@ -53,7 +56,8 @@ added up. In bfloat16 a rounding is off by up to 2^-8, and those of two computat
 STAGES = PARALLEL.pp > 1
 """Which neither have a critic nor walk."""
 INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
-KIND = "experts" if PARALLEL.ep > 1 or INTERLEAVED else "untied" if STAGES and PARALLEL.tp > 1 else ""
+LAYERS = 4 if INTERLEAVED else 2
+KIND = "untied" if STAGES and PARALLEL.tp > 1 else "experts" if PARALLEL.ep > 1 or INTERLEAVED else ""
 """Of the models that are divided."""
 
 
@@ -133,7 +137,7 @@ def learnt(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
     return found
 
 
-def assert_alike(ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = "float64") -> None:
+def assert_alike(ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = DTYPE) -> None:
     """Metrics, gradients and weights of an update are those of one rank, up to rounding."""
     most, expected = TOLERANCES[dtype], alone.update(rows)
     assert ours.update(rows) == pytest.approx(expected, rel=most, abs=most)
@@ -172,7 +176,7 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 
         def make(
             ranks: int, *, seed: int = 0, critic: bool = False, budget: int = 40, kind: str = KIND,
-            dtype: str = "float64", model: Callable[[], LoadedModel] | None = None, **keys: Any,
+            dtype: str = DTYPE, model: Callable[[], LoadedModel] | None = None, **keys: Any,
         ) -> Ranks:  # fmt: skip
             threads = stack.enter_context(ThreadPoolExecutor(ranks))
             budget, critic = (max(budget, 40), False) if STAGES else (budget, critic)
@@ -198,12 +202,12 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 
 
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str) -> LoadedModel:
-    loaded = tiny(dtype, seed=seed, lora=kind == "lora")
+    loaded = tiny(dtype, seed=seed, lora=kind == "lora", layers=LAYERS)
     grow(loaded)
     if kind == "experts":
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            config = moe.config("qwen3_moe", experts=6, num_hidden_layers=4 if INTERLEAVED else 2)
+            config = moe.config("qwen3_moe", experts=6, num_hidden_layers=LAYERS)
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
         if dtype == "float64":
             _keep_float64_norms(model)

@@ -6,6 +6,8 @@ that divide one model.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tests import moe
-from tests.contracts.learners import LOSS, PARAMS, STAGES, Make, assert_alike, close, grow
+from tests.contracts.learners import DTYPE, LOSS, PARAMS, STAGES, Make, assert_alike, close, grow
 from tests.contracts.rank import PARALLEL, WORLD, starts_ranks
 from tests.forked_ranks import Starter
 from tests.trainer.vllm_double import GlooGroup, Vllm, serving
@@ -95,10 +97,11 @@ def test_an_update_with_replayed_experts_is_that_of_one_rank(
 
     def model() -> LoadedModel:
         loaded = load_model(PretrainedModel(name=str(path), lora=lora), seed=0)
-        loaded.model.double().set_experts_implementation("eager")  # the others have no float64
+        wide: torch.dtype = getattr(torch, DTYPE)
+        loaded.model.to(wide).set_experts_implementation("eager")  # the others have no float64
         grow(loaded)
         torch.nn.init.zeros_(loaded.model.get_decoder().layers[0].mlp.gate.weight)
-        return replace(loaded, dtype=torch.float64)
+        return replace(loaded, dtype=wide)
 
     keys: Any = {"model": model, "replay_routing": True, "self_check": False}
     ours, alone = make(ranks, budget=15, gradient_checkpointing=again, **keys), make(1, budget=10_000, **keys)
@@ -155,6 +158,28 @@ def test_what_is_not_finite_on_one_rank_is_skipped_on_all(make: Make, rows: list
     first, *others = ours.all(fail)
     assert "update 1: loss or gradient of the policy" in first and "t0" in first
     assert all(other == first for other in others)
+
+
+def test_an_update_that_fails_on_all_leaves_nothing(
+    make: Make, make_samples: Callable[..., list[Sample]], ranks: int
+) -> None:
+    """After a micro-batch whose gradients copies of a model have not added up yet."""
+    ours, alone, rows = make(ranks, budget=15), make(1, budget=10_000), make_samples([14] * 12)
+
+    def fail(learner: Learner) -> None:
+        micro_batch, begun = learner.micro_batch, itertools.count()
+
+        def first(*given: Any) -> None:
+            if next(begun):
+                raise RecordError("the second one")
+            micro_batch(*given)
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(RecordError, match="the second one"):
+            patched.setattr(learner, "micro_batch", first)
+            learner.forward_backward(rows, LOSS)
+
+    ours.all(fail)
+    assert_alike(ours, alone, rows)
 
 
 def test_a_loss_that_cannot_be_computed_is_refused_on_all(make: Make, rows: list[Sample], ranks: int) -> None:
@@ -239,7 +264,7 @@ def test_weights_are_those_of_one_rank(make: Make, rows: list[Sample], ranks: in
     ours.update(rows)
     weights = ours.weights()
     ours.all(lambda learner: learner.export(folder / "plain"))
-    plain = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float64)
+    plain = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=getattr(torch, DTYPE))
     assert all(torch.equal(p, weights[name]) for name, p in plain.named_parameters())
     transfers = {
         id(each): WeightFolders(folder / "versions", "parameters", each.mesh.rank == 0)
@@ -295,7 +320,7 @@ PIPED = f"15-False or scores or {SAVED} or weights_are or True-qwen3 or False-lo
         (2, {}, "not processes"),
         (2, {"cp": 2}, SOME),
         (2, {"tp": 2}, f"{LAYERS} or in_bfloat16"),
-        (4, {"dp_replicate": 2}, SOME),
+        (4, {"dp_replicate": 2}, f"{SOME} or leaves_nothing"),
         (4, {"cp": 2}, SOME),
         (4, {"tp": 2}, LAYERS),
         (2, HEADS, f"{SOME} or True-qwen3"),

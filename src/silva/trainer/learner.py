@@ -227,7 +227,7 @@ class Learner:
                 self._by_stages(pipeline, begun.update, [work.rows for work in works])
             crash_point("backward")
             return
-        for work in works:
+        for work in self.mesh.rounds(works):
             self.micro_batch(begun, work)
 
     def micro_batch(self, begun: Begun, work: RankWork) -> None:
@@ -395,6 +395,7 @@ class Learner:
 
     def drop_gradients(self) -> None:
         """Forget the gradients so far."""
+        self.mesh.drop_kept()
         self.stepper.drop_gradients()
         if self.critic:
             self.critic.stepper.drop_gradients()

@@ -67,6 +67,13 @@ class Mesh:
     def reduce(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Add up the gradients of whole parameters, of which a rank may lack some."""
 
+    def rounds(self, works: Sequence[T]) -> Iterable[T]:
+        """The works of an update, one after another. Copies of a model add up their gradients in the last."""
+        return works
+
+    def drop_kept(self) -> None:
+        """Forget the gradients that copies of a model have not added up yet."""
+
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
         """L2 norm over all numbers of some tensors, which may be divided, in float32 or better; 0 of none."""
         norms = [

@@ -16,7 +16,7 @@ import datetime
 import functools
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
+    FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
@@ -161,6 +162,25 @@ class Ranks(Mesh):
             )
             dist.all_reduce(parameter.grad)
             parameter.grad /= self._tp.size() if self._tp else 1  # which have all computed the same
+
+    def rounds(self, works: Sequence[T]) -> Iterable[T]:
+        for left, work in zip(reversed(range(len(works))), works, strict=True):
+            for module in self._copied():
+                module.set_requires_all_reduce(left == 0, recurse=False)
+            yield work
+
+    def drop_kept(self) -> None:
+        for module in self._copied():
+            module.set_requires_all_reduce(True, recurse=False)
+            for group in module._get_fsdp_state()._fsdp_param_groups:
+                group._partial_reduce_output = None  # torch itself would add it to the next update
+
+    def _copied(self) -> Iterator[FSDPModule]:
+        """The units of all models, if there are copies of these. What is offloaded would be kept on the GPU,
+        and is added up in every round."""
+        if self._parallel.dp_replicate > 1 and not self._parallel.offload:
+            modules = (module for model in self._plain for module in model.modules())
+            yield from (module for module in modules if isinstance(module, FSDPModule))
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> float:
         mine = math.fsum(self._squares(each) for each in tensors)
