@@ -14,12 +14,13 @@ once a call needs a worker, the orchestrator.
 
     python benchmarks/chaos_services.py --kills 10 --seed 0 --json chaos_services.json
     python benchmarks/chaos_services.py --kills 10 --level 1
-    python benchmarks/chaos_services.py --kills 5 --placement ray --ranks 4 --workers 1 --only rank worker
+    python benchmarks/chaos_services.py --kills 5 --placement ray --ranks 4 --workers 1 --minutes 60
 
 Ranks of a trainer sum in another order than one process: a run with them is compared with one that has as
 many. At level 0 the end must be the same to the last bit. Above it rollouts depend on the clock, so there the
 ledger must say that the run went to its end and trained or dropped each group exactly once.
 
+With `--minutes` no trial begins later than that; each kind of fault comes once before any comes again.
 A signal that hits nobody, because its process is not there at that time, is tried again in a new run. Exit
 code 1 unless every signal has hit, every end state is right and no process is left.
 """
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
@@ -36,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -156,8 +158,10 @@ class Setting:
             return [f"unreadable: {error}"]
 
 
-def perform(trial: Trial, setting: Setting, duration: float) -> None:
-    """Run until the fault has hit, and fill in what came of it."""
+def perform(trial: Trial, setting: Setting, duration: float, end: float = math.inf) -> None:
+    """Run until the fault has hit, and fill in what came of it; nothing after `end`."""
+    if time.monotonic() > end:
+        return
     fault, rng = trial.fault, random.Random(trial.name)
     while trial.tries < MOST_TRIES and not trial.fired:
         trial.tries += 1
@@ -253,7 +257,14 @@ def plan(
             faults.append(Fault(role, "SIGKILL", point=f"{point}:{rng.randint(1, counts[point])}"))
     faults += [Fault("supervisor", "SIGKILL", share=rng.random()) for _ in range(min(kills, SUPERVISORS))]
     trials = [Trial(f"trial-{number}", fault) for number, fault in enumerate(faults)]
-    return [each for each in trials if any(text in f"{each.name}: {each.fault}" for text in only)]
+    kinds = Counter[tuple[str, str, bool]]()
+    turns = dict[str, int]()  # of its kind
+    for trial in trials:
+        kind = trial.fault.role, trial.fault.signal, bool(trial.fault.point)
+        kinds[kind] += 1
+        turns[trial.name] = kinds[kind]
+    chosen = [each for each in trials if any(text in f"{each.name}: {each.fault}" for text in only)]
+    return sorted(chosen, key=lambda trial: turns[trial.name])
 
 
 def undisturbed(setting: Setting) -> float:
@@ -316,6 +327,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer (default 1)")
     parser.add_argument("--workers", type=int, default=0, help="of each environment (default 0)")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="runs at a time")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="in which trials may begin")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     runs.prepare()
@@ -334,8 +346,10 @@ def main() -> int:
         if not trials:
             parser.error(f"argument --only: no fault contains any of {options.only}")
         with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(lambda trial: perform(trial, setting, duration), trials))
+            end = began + 60 * options.minutes
+            list(pool.map(lambda trial: perform(trial, setting, duration, end), trials))
     print()
+    trials = [trial for trial in trials if trial.tries]
     found = result(trials, options.seed) | {"seconds": round(time.monotonic() - began)}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,12 +1,13 @@
 """Ranks of a trainer on this machine (gloo), beside what training_cost.py predicts for them.
 
-    .venv/bin/python benchmarks/ranks.py --json ranks.json          three to four minutes
+    .venv/bin/python benchmarks/ranks.py --json ranks.json          five to six minutes
     .venv/bin/python benchmarks/ranks.py --quick                    under a minute, too small to be predicted
 
-Updates of 32 rows of 256 tokens that share nothing, by ways of dividing the model; one thread a rank. First
-as many processes as there will be ranks measure the machine, all at once, so that a rate is that of a rank
-which shares the cores: FLOP/s of the model's largest product, bytes/s and latency of an all-gather, bytes/s
-of memory. The share of FLOP/s that a pass reaches comes from one rank. Everything else is predicted.
+Updates of 32 rows of 256 tokens that share nothing, by ways of dividing a model, and a mixture of experts
+that does as much for a token (two of eight experts); one thread a rank. First as many processes as there will
+be ranks measure the machine, all at once, so that a rate is that of a rank which shares the cores: FLOP/s of
+the model's largest product, bytes/s and latency of an all-gather, bytes/s of memory. The share of FLOP/s that
+a pass of each model reaches comes from one rank. Everything else is predicted.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import routing
 import torch
 import torch.distributed as dist
 import training_cost
@@ -30,7 +33,7 @@ from common import CONFIGS, Row, machine, parser, table, write
 from step_shapes import FP32, Machine, Model, Task
 
 from silva.config.load import load
-from silva.models.loading import load_model
+from silva.models.loading import LoadedModel, load_model
 from silva.monitoring.busy import cores
 from silva.registries import REGISTRIES
 from silva.trainer.learner import Learner
@@ -40,8 +43,11 @@ from silva.types import LossSpec, OptimParams, Sample
 
 LENGTH, ROWS, BUDGET = 256, 32, 2048
 UPDATES = 7
+EXPERTS, CHOSEN = 8, 2
+OF_EXPERTS = "experts, "
+"""Begins the names of ways to divide a mixture of experts."""
 WAYS: Mapping[int, Mapping[str, Parallel]] = {
-    1: {"1 rank": Parallel()},
+    1: {"1 rank": Parallel(), "experts, 1 rank": Parallel()},
     2: {
         "dp_shard 2": Parallel(),
         "dp_replicate 2": Parallel(dp_replicate=2),
@@ -49,12 +55,17 @@ WAYS: Mapping[int, Mapping[str, Parallel]] = {
         "pp 2": Parallel(pp=2),
         "cp 2": Parallel(cp=2),
         "cp 2, ulysses": Parallel(cp=2, cp_style="ulysses"),
+        "experts, dp_shard 2": Parallel(),
+        "experts, ep 2": Parallel(ep=2),
     },
     4: {
         "dp_shard 4": Parallel(),
         "dp_shard 2 x tp 2": Parallel(tp=2),
         "dp_shard 2 x pp 2": Parallel(pp=2),
         "dp_shard 2 x cp 2": Parallel(cp=2),
+        "experts, dp_shard 4": Parallel(),
+        "experts, dp_shard 4, ep 2": Parallel(ep=2),
+        "experts, ep 4": Parallel(ep=4),
     },
 }
 
@@ -67,7 +78,8 @@ def main() -> int:
         _rank(given.quick)
         return 0
     speed, words = machine()
-    rows, rates, lines, reached, alone = [speed], list[list[str]](), list[list[str]](), 0.0, 0.0
+    rows, rates, lines, alone = [speed], list[list[str]](), list[list[str]](), 0.0
+    reached = dict[bool, float]()  # of a mixture of experts, and not
     for ranks, ways in WAYS.items():
         found = measured(ranks, given.quick)
         here = found["machine"]
@@ -75,15 +87,16 @@ def main() -> int:
         rates.append([f"{ranks}", f"{here['flops'] / 1e9:.0f} GFLOP/s", f"{here['link'] / 1e9:.2f} GB/s",
                       f"{here['hop'] * 1e6:.0f} us", f"{here['bandwidth'] / 1e9:.1f} GB/s"])  # fmt: skip
         for name, way in ways.items():
-            seconds = found["seconds"][name]
-            if not reached:
-                reached = predicted(ranks, way, here, alone, 1.0, given.quick) / seconds
-            expected = predicted(ranks, way, here, alone, reached, given.quick)
+            seconds, kind = found["seconds"][name], name.startswith(OF_EXPERTS)
+            if ranks == 1:
+                reached[kind] = predicted(ranks, way, here, alone, 1.0, given.quick, kind) / seconds
+            expected = predicted(ranks, way, here, alone, reached[kind], given.quick, kind)
             far = f"{expected / seconds - 1:+.0%}" if ranks > 1 else "fitted"
             lines.append([name, f"{ranks}", f"{expected:.2f} s", f"{seconds:.2f} s", far])
             rows += [Row(name, "update", seconds, "s", "predicted", expected / seconds),
                      Row(name, "update, predicted", expected, "s")]  # fmt: skip
-    print(words, f"share of FLOP/s that one rank reaches: {reached:.2f}", sep="\n", end="\n\n")
+    shares = f"share of FLOP/s that one rank reaches: {reached[False]:.2f}, with experts {reached[True]:.2f}"
+    print(words, shares, sep="\n", end="\n\n")
     print(table(["ranks", "product", "all-gather", "its latency", "memory"], rates), end="\n\n")
     print(table(["division", "ranks", "predicted", "measured", "error"], lines))
     write(rows, given.json)
@@ -95,9 +108,14 @@ def main() -> int:
 
 def measured(ranks: int, quick: bool) -> dict[str, Any]:
     """What the first of so many processes says."""
+    width, layers = _size(quick)
+    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "num_experts": EXPERTS, "num_experts_per_tok": CHOSEN,
+             "moe_intermediate_size": 4 * width // CHOSEN, "tie_word_embeddings": True}  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
+        routing.make(Path(folder, "experts"), sizes)
         env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": f"{ranks}",
-                            "STORE": f"{folder}/store"}  # fmt: skip
+                            "STORE": f"{folder}/store", "EXPERTS": f"{folder}/experts"}  # fmt: skip
         argv = [sys.executable, __file__, *(["--quick"] if quick else [])]
         started = [
             subprocess.Popen(argv, env=env | {"RANK": f"{rank}"}, stdout=subprocess.PIPE)
@@ -115,7 +133,7 @@ def _rank(quick: bool) -> None:
             "gloo", f"file://{os.environ['STORE']}", timeout=patience, rank=rank, world_size=ranks
         )
     here = _machine(ranks, quick)
-    seconds = {name: _update(way, quick) for name, way in WAYS[ranks].items()}
+    seconds = {name: _update(name, way, quick) for name, way in WAYS[ranks].items()}
     if rank == 0:
         print(json.dumps({"machine": here, "seconds": seconds}))
     if ranks > 1:
@@ -159,7 +177,7 @@ def _timed(work: Callable[[], object], repeats: int) -> list[float]:
     return found[1:]
 
 
-def _update(way: Parallel, quick: bool) -> float:
+def _update(name: str, way: Parallel, quick: bool) -> float:
     """Seconds of one: the shortest, as other programs use the cores too."""
     width, layers = _size(quick)
     argv = [
@@ -169,7 +187,12 @@ def _update(way: Parallel, quick: bool) -> float:
     config = load(argv, REGISTRIES, env={}).config
     settings: Any = config.trainer
     settings = settings.model_copy(update={"parallel": way})
-    learner = Learner(load_model(config.model, seed=1), settings, seed=1, mesh=mesh_of(way, "cpu"))
+    loaded: LoadedModel = (
+        routing.load(Path(os.environ["EXPERTS"]), "float32")
+        if name.startswith(OF_EXPERTS)
+        else load_model(config.model, seed=1)
+    )
+    learner = Learner(loaded, settings, seed=1, mesh=mesh_of(way, "cpu"))
     batch = [sample(number, LENGTH) for number in range(ROWS)]
 
     def update() -> None:
@@ -194,7 +217,13 @@ def sample(number: int, length: int) -> Sample:
 
 
 def predicted(
-    ranks: int, way: Parallel, measured: Mapping[str, float], alone: float, reached: float, quick: bool
+    ranks: int,
+    way: Parallel,
+    measured: Mapping[str, float],
+    alone: float,
+    reached: float,
+    quick: bool,
+    experts: bool = False,
 ) -> float:
     """Seconds of an update.
 
@@ -202,12 +231,16 @@ def predicted(
         measured: fields of `Machine`, of one of so many ranks that all work.
         alone: FLOP/s of a rank with a core of its own.
         reached: the share of FLOP/s.
+        experts: whether the model is a mixture of them.
     """
     width, layers = _size(quick)
     body = 15.0 * layers * width**2  # keys and values have half of the heads, intermediate is 4 * width
     model = Model(
         body + 262 * width, layers, width, width, width // 2, 262, tied=True, of_head=width // 4, width=FP32
     )
+    if experts:  # of which a token has as many parameters as one layer has without
+        whole = body + 12.0 * layers * width**2 * (EXPERTS / CHOSEN - 1) + 262 * width
+        model = replace(model, parameters=whole, active=model.parameters, experts=EXPERTS, chosen=CHOSEN)
     task = Task(groups=ROWS, size=1, prompt=0, reply=LENGTH, spread=0, scores=0)
     shared = replace(Machine(), **measured, trained=reached, moved=1, hidden=0, node=ranks)  # type: ignore[arg-type]
     found = [
