@@ -395,7 +395,6 @@ class Learner:
 
     def drop_gradients(self) -> None:
         """Forget the gradients so far."""
-        self.mesh.drop_kept()
         self.stepper.drop_gradients()
         if self.critic:
             self.critic.stepper.drop_gradients()

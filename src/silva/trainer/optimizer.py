@@ -111,6 +111,7 @@ class Stepper:
         return {n: step for part in self._mesh.gather(mine, Mapping[str, int]) for n, step in part.items()}
 
     def drop_gradients(self) -> None:
+        self._mesh.drop_kept()
         for parameter in self.parameters.values():
             parameter.grad = None
         self.bad_loss: list[str] = []  # trajectories whose loss was not finite since the last step
