@@ -119,4 +119,12 @@ async def test_a_text_that_it_cannot_hold_breaks_nothing(postgres: PostgresServe
         made = await client.post("/create_session", display_name="a\0b", user_metadata={"a": "\0%s?"})
         session = (await http.get(f"/sessions/{made.json()['session_id']}")).json()
         assert session["user_metadata"] == {"a": "\0%s?"}
+        saved = await client.post("/save_weights", model_id=await client.model(), seq_id=1, path="a")
+        await client.result(saved)
+        page = (await client.post("/sessions/search", limit=1)).json()
+        (newest,), cursor = page["sessions"], page["next_cursor"]
+        rest = (await client.post("/sessions/search", limit=1, cursor=cursor)).json()["sessions"]
+        names = [made.json()["session_id"], client.session]
+        assert [each["session_id"] for each in (newest, *rest)] == names
+        assert (rest[0]["checkpoints_count"], rest[0]["checkpoint_storage_bytes"] > 0) == (1, True)
     assert not service.lines
