@@ -1,5 +1,7 @@
 """Help: an overview, one section, or all of it; instant because nothing heavy is imported."""
 
+import re
+
 import pytest
 
 from silva.config import field_types
@@ -33,14 +35,15 @@ def test_the_overview_has_a_line_for_each_section_and_says_how_to_go_on(registri
 
 def test_one_section_with_what_is_below_it(registries):
     lines = page(registries, "trainer.optimizer").splitlines()
-    assert lines[:2] == ["[trainer.optimizer]", "  lr = 1e-5"] and len(lines) == 10
+    assert lines[0] == "[trainer.optimizer]" and len(lines) == 10
+    assert re.match(r"  lr = 1e-5 +Learning rate of AdamW", lines[1])
     critic = page(registries, "trainer.critic").splitlines()
     assert critic[0] == "[trainer.critic]  Of recipes that ask for values."
     assert "[trainer.critic.optimizer]" in critic and not any(
         "[trainer.optimizer]" in line for line in critic
     )
     text = page(registries, "warm-start.optimizer")
-    assert text.startswith("[warm_start.optimizer]\n  lr = 0.001\n")  # the default of this place
+    assert text.startswith("[warm_start.optimizer]\n  lr = 0.001 ")  # the default of this place
 
 
 def test_one_type_and_one_key(registries):
@@ -48,7 +51,7 @@ def test_one_type_and_one_key(registries):
     assert toy.startswith('[[environments]] type = "toy"  A board.\n  name = "" ') and "grid" not in toy
     assert "\n  size = 4 " in toy and "\n  train_size = " in toy
     assert page(registries, "environments.0.size").splitlines()[0] == "[[environments]]"
-    assert page(registries, "trainer.optimizer.lr") == "[trainer.optimizer]\n  lr = 1e-5\n"
+    assert page(registries, "trainer.optimizer.lr").split(" " * 9)[0] == "[trainer.optimizer]\n  lr = 1e-5"
     assert page(registries, "steps").startswith("  steps = 100 ")
 
 
@@ -115,4 +118,6 @@ def test_variants_share_what_they_share(registries):
     assert sum(line.startswith("  train_size = ") for line in lines) == 1
     assert '[algorithm] type = "grpo" (default)' in lines
     start = lines.index("[warm_start.optimizer]")
-    assert lines[start + 1 : start + 3] == ["  as [trainer.optimizer], but", "  lr = 0.001"]
+    assert lines[start + 1] == "  as [trainer.optimizer], but" and lines[start + 2].startswith(
+        "  lr = 0.001 "
+    )

@@ -20,6 +20,7 @@ class AdaptiveTemperature(Section):
     reference_std: Above0 = 1.0
     """The standard deviation of rewards at which the temperature is the configured one."""
     low: Above0 = 0.6
+    """Lowest temperature."""
     high: Above0 = 2.0
     """Also taken if all rewards are equal."""
 
@@ -38,6 +39,7 @@ class AdaptiveEntropy(Section):
     step: Above0 = 1e-4
     """By how much the coefficient changes."""
     max_coef: Above0 = 5e-3
+    """The largest coefficient, in units of loss for each nat."""
 
 
 class AdaptiveKl(Section):

@@ -20,6 +20,7 @@ from silva.config.tree import Text, Tree, walk
 from silva.errors import ConfigError
 
 SECRET_WORDS = frozenset({"token", "key", "password", "passwd", "secret", "apikey"})
+COLUMNS = {"id_key", "title_key", "text_key"}  # of a corpus: names of columns
 OWN = 'your own as "file.py:Class" or "package.module:Class"'
 OWN_FUNCTION = 'your own as "file.py:function" or "package.module:function"'
 _MISSING: Any = object()
@@ -54,7 +55,7 @@ def secrets(tree: Tree) -> list[ConfigProblem]:
         )
         for path, node in walk(tree.root)
         if isinstance(node.value, str | Text) and isinstance(path[-1], str)
-        if path[-1].lower().split("_")[-1] in SECRET_WORDS
+        if path[-1].lower().split("_")[-1] in SECRET_WORDS and path[-1] not in COLUMNS
     ]
 
 

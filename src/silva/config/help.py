@@ -12,7 +12,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
@@ -41,7 +41,7 @@ def help_text(command: str, own: str, registries: Registries, topic: str = "") -
     """
     if topic not in ("", "all"):
         return "\n".join(_topic(registries, topic)).strip("\n") + "\n"
-    page = _Page([own, "", _HOW, ""])
+    page = Page([own, "", _HOW, ""])
     if topic:
         page.section(run_config(registries), (), None)
     else:
@@ -51,7 +51,7 @@ def help_text(command: str, own: str, registries: Registries, topic: str = "") -
 
 def _overview(command: str, registries: Registries) -> list[str]:
     """The keys at the top and a line for each section. Reads only the names in the registries."""
-    lines = [*_keys(RunConfig, None, hide=OUTSIDE), ""]
+    lines = [*map(_line, keys(RunConfig, None, hide=OUTSIDE)), ""]
     for name, field in RunConfig.model_fields.items():
         if name not in OUTSIDE and not held(field):
             continue
@@ -90,13 +90,12 @@ def _topic(registries: Registries, topic: str) -> list[str]:
         elif name != names[-1]:
             raise ConfigError(f"--help {topic}: {name} is a key, with nothing below it")
         else:
-            lines = [line for owner in owners for line in _keys(owner, holder, path)]
-            found = dict.fromkeys(line for line in lines if line.startswith(f"  {name} = "))
-            return [*([_bracketed(holder, path)] if holder else []), *found]
+            rows = [row for owner in owners for row in keys(owner, holder, path) if row.name == name]
+            return [*([_bracketed(holder, path)] if holder else []), *map(_line, dict.fromkeys(rows))]
     assert holder is not None
-    page = _Page([])
+    page = Page([])
     if len(models) < len(held(holder)):
-        page.lines.append(_heading(holder, path, models[0], alone=False))
+        page.lines.append(_title(*_heading(holder, path, models[0], alone=False)))
         page.section(models[0], path, holder)
         return page.lines
     page.field(holder, path)
@@ -104,9 +103,9 @@ def _topic(registries: Registries, topic: str) -> list[str]:
         return page.lines
     return [
         _title(f"{_bracketed(holder, path)} of every type", holder.description),
-        *_shared(holder, path),
+        *map(_line, _shared(holder, path)),
         "",
-        *(_heading(holder, path, model, alone=False) for model in models),
+        *(_title(*_heading(holder, path, model, alone=False)) for model in models),
         "",
         f"--help {dotted(path)}.{field_types.tag(models[0])} shows all of one type.",
     ]
@@ -140,14 +139,37 @@ def _types_below(model: Model, tag: str) -> list[str]:
     return sorted(found.values(), key=len)[:3]
 
 
-class _Page:
+class Row(NamedTuple):
+    """What is told of a key. `default`: as TOML writes it, or "required"; `also`: the other values that it
+    may have; `accepts`: in words, "" if there is no short way to say it."""
+
+    name: str
+    default: str
+    also: tuple[str, ...]
+    accepts: str
+    about: str
+
+
+class Page:
+    """The sections of a configuration one after the other, as the lines of a terminal. A subclass may put
+    titles, rows and remarks in another form; the documentation has one in Markdown."""
+
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
         self.shown: dict[Model, tuple[str, FieldInfo]] = {}  # sections so far: title, the field holding them
 
-    def section(self, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[str] = ()) -> None:
-        """The keys of one section, then its subsections. `hide`: lines that stand above for all variants."""
-        self.lines += [line for line in _keys(model, holder, path) if line not in hide]
+    def title(self, title: str, about: str | None, path: Key) -> None:
+        self.lines += ["", _title(title, about)]
+
+    def rows(self, rows: Collection[Row]) -> None:
+        self.lines += map(_line, rows)
+
+    def remark(self, text: str) -> None:
+        self.lines.append(f"  {text}")
+
+    def section(self, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[Row] = ()) -> None:
+        """The keys of one section, then its subsections. `hide`: rows that stand above for all variants."""
+        self.rows([row for row in keys(model, holder, path) if row not in hide])
         for name, field in model.model_fields.items():
             self.field(field, (*path, name))
 
@@ -156,36 +178,39 @@ class _Page:
         title = _bracketed(field, path)
         common = _shared(field, path)
         if len(held(field)) > 1 and (common or field.description):
-            self.lines += ["", _title(f"{title} of every type", field.description), *common]
+            self.title(f"{title} of every type", field.description, path)
+            self.rows(common)
         for variant in held(field):
             before, other = self.shown.setdefault(variant, (title, field))
             if before == title and other is not field:  # model.lora, in each variant of model
                 continue
-            self.lines += ["", _heading(field, path, variant, alone=len(held(field)) == 1)]
+            self.title(*_heading(field, path, variant, alone=len(held(field)) == 1), path)
             if other is field:
                 self.section(variant, path, field, common)
                 continue
-            known = _keys(variant, other, ("",))
-            changed = [line for line in _keys(variant, field, ("",)) if line not in known]
-            self.lines += [f"  as {before}" + (", but" if changed else ""), *changed]
+            known = keys(variant, other, ("",))
+            changed = [row for row in keys(variant, field, ("",)) if row not in known]
+            self.remark(f"as {before}" + (", but" if changed else ""))
+            self.rows(changed)
 
 
-def _shared(field: FieldInfo, path: Key) -> list[str]:
-    """Lines to show once for all variants: keys that all have, as most have them. One with a default of
+def _shared(field: FieldInfo, path: Key) -> list[Row]:
+    """Rows to show once for all variants: keys that all have, as most have them. One with a default of
     its own still lists that key."""
-    variants = [_keys(variant, field, path) for variant in held(field)]
+    variants = [keys(variant, field, path) for variant in held(field)]
     if len(variants) < 2:
         return []
-    everywhere = set.intersection(*({line.split(" = ")[0] for line in lines} for lines in variants))
-    counts = Counter(line for lines in variants for line in lines if line.split(" = ")[0] in everywhere)
-    return [line for line, count in counts.items() if count > len(variants) / 2]
+    everywhere = set.intersection(*({row.name for row in rows} for rows in variants))
+    counts = Counter(row for rows in variants for row in rows if row.name in everywhere)
+    return [row for row, count in counts.items() if count > len(variants) / 2]
 
 
 def _bracketed(field: FieldInfo, path: Key) -> str:
     return f"[{dotted(path)}]" if field_types.sections(field) else f"[[{dotted(path)}]]"
 
 
-def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> str:
+def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> tuple[str, str | None]:
+    """The title of a section, and what it says of itself."""
     tag = field_types.tag(variant)
     title = _bracketed(field, path)
     if tag is not None:
@@ -195,7 +220,7 @@ def _heading(field: FieldInfo, path: Key, variant: Model, *, alone: bool) -> str
     if field.default is None:
         title += " (off unless given)"
     own = about(variant) if path == ("environments",) else vars(variant).get("__doc__")
-    return _title(title, (field.description or own) if alone else own)
+    return title, (field.description or own) if alone else own
 
 
 def about(settings: Model) -> str:
@@ -208,21 +233,27 @@ def _title(title: str, about: str | None) -> str:
     return _wrap(f"{title}  {' '.join((about or '').split())}".rstrip(), indent=4)
 
 
-def _keys(model: Model, holder: FieldInfo | None, path: Key = (), hide: Collection[str] = ()) -> list[str]:
-    """A line for each key of a section: its default there, other choices, what it means."""
+def keys(
+    model: Model, holder: FieldInfo | None = None, path: Key = (), hide: Collection[str] = ()
+) -> list[Row]:
+    """A row for each key of a section: its default there, other choices, what it means."""
     section = holder.default if holder is not None and isinstance(holder.default, model) else None
-    lines = []
+    rows = []
     for name, field in model.model_fields.items():
         if held(field) or name in hide or (name == "type" and path):
             continue
         default = getattr(section, name) if section else field.get_default(call_default_factory=True)
         default = field_types.plain(default)
         value = "required" if field.is_required() and not section else field_types.show(default, 44)
-        choices = [field_types.show(item) for item in field_types.literals(field) if item != default]
-        also = f"[or {', '.join(choices)}] " if choices else ""
-        head = f"  {name} = {value}"
-        lines.append(_wrap(f"{head:<40}  {also}{' '.join((field.description or '').split())}".rstrip(), 42))
-    return lines
+        also = tuple(field_types.show(item) for item in field_types.literals(field) if item != default)
+        about = " ".join((field.description or "").split())
+        rows.append(Row(name, value, also, field_types.describe(field), about))
+    return rows
+
+
+def _line(row: Row) -> str:
+    also = f"[or {', '.join(row.also)}] " if row.also else ""
+    return _wrap(f"{f'  {row.name} = {row.default}':<40}  {also}{row.about}".rstrip(), 42)
 
 
 def _wrap(text: str, indent: int) -> str:

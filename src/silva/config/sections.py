@@ -43,8 +43,11 @@ class Section(BaseModel):
 
 class Lora(Section):
     rank: Positive = 16
+    """Rank of the two factors of an adapter: numbers for each row and column of a layer."""
     alpha: float = 32.0
+    """The adapter is scaled by alpha / rank."""
     dropout: Fraction = 0.0
+    """Share of the inputs of an adapter that is dropped in training."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter, and of the weights of experts (docs/moe.md); not the
     head of a model whose embeddings it shares."""
@@ -67,11 +70,17 @@ class TinyModel(Section):
 
     type: Literal["tiny"] = "tiny"
     layers: Positive = 2
+    """Transformer layers."""
     width: Positive = 64
+    """Numbers of a hidden state."""
     heads: Positive = 4
+    """Heads of queries; they divide the width."""
     kv_heads: Positive = 2
+    """Heads of keys and values, which queries share; they divide the heads."""
     context: Positive = 2048
+    """The most tokens that it reads."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """What weights and activations are computed in."""
     lora: Lora | None = None
 
 
@@ -82,9 +91,11 @@ class Sampling(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0 samples greedily."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The likeliest tokens that make up this share of the probability; 1: all."""
     top_k: Natural = 0
     """0 switches it off."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Tokens less likely than this share of the likeliest one are left out; 0: none."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Stop strings, besides those of the environment's format."""
 
@@ -117,7 +128,9 @@ class EpisodeLimits(Section):
     """Limits of one episode."""
 
     max_turns: Positive = 8
+    """Replies."""
     max_turn_tokens: Positive = 128
+    """Tokens of one reply, thoughts and calls included."""
     max_episode_tokens: Positive = 2048
     """Tokens of the longest context: prompt, answers and observations."""
     timeout: Annotated[float, Field(gt=0)] = 600.0
@@ -180,15 +193,21 @@ EpisodeContext = Annotated[
 
 class Optimizer(Section):
     lr: Annotated[float, Field(gt=0)] = 1e-5
+    """Learning rate of AdamW after the warm-up."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the two moments for each update."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled: each update takes lr times this share of a weight away."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the warm-up, down to `min_lr_ratio` at the last update."""
     warmup: Natural = 0
     """Updates over which the learning rate rises from 0."""
     min_lr_ratio: Fraction = 0.0
+    """The last learning rate of a schedule that falls, as a share of `lr`."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """A gradient with a larger norm is scaled to it; null: never."""
 
 
 class CriticSettings(Section):
@@ -207,7 +226,9 @@ class WarmStart(Section):
     """Supervised steps on scripted play before RL (environments that can play themselves)."""
 
     steps: Positive = 50
+    """Updates, at most."""
     episodes_per_step: Positive = 32
+    """Episodes imitated in one update."""
     mistakes: Fraction = 0.0
     """Share of the expert's moves replaced by random ones that are not imitated: it shows how to recover."""
     noise: Fraction = 0.0
@@ -223,6 +244,7 @@ class Eval(Section):
     tasks: Positive = 128
     """Held-out tasks of each environment that are played; all of them where there are fewer."""
     samples_per_task: Positive = 1
+    """Episodes of each held-out task."""
     pass_at: tuple[Positive, ...] = ()
     """The k of pass@k; none given: all samples of a task, and half of them."""
     sampling: Sampling = Sampling()
@@ -254,6 +276,7 @@ class Synth(Section):
     tasks: Positive = 128
     """Training tasks of each environment that are played; all of them where there are fewer."""
     samples_per_task: Positive = 4
+    """Episodes of each task."""
     sampling: Sampling = Sampling()
     best: Natural = 1
     """So many rows of each task are kept, those with the highest reward; 0: all."""
@@ -279,6 +302,7 @@ class Synth(Section):
     """Leave out episodes that share `ngram` words in a row with a question of these: names of suites, files
     or folders of rows, data sets of the hub."""
     ngram: Positive = 13
+    """Words in a row, for `decontaminate`."""
 
 
 class Checkpoint(Section):

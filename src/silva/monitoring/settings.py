@@ -13,6 +13,7 @@ AnySink: Any = union(SINKS)
 
 class Monitoring(Section):
     terminal: Literal["auto", "live", "plain", "off"] = "auto"
+    """`live` redraws a box, `plain` writes lines; `auto`: live where a terminal is."""
     tensorboard: bool = True
     """Write event files to tensorboard/, where TensorBoard is installed."""
     sinks: tuple[AnySink, ...] = ()
@@ -20,6 +21,7 @@ class Monitoring(Section):
     rollouts: bool = True
     """Write every rollout to rollouts/step_N.parquet."""
     report: bool = True
+    """Write report.html."""
     collapse_every: Natural = 0
     """Steps between diagnoses of whether replies still depend on their prompts (RAGEN-2); 0: never."""
     trace: bool = False

@@ -29,6 +29,7 @@ class LocalPlacementSettings(PlacementSettings):
 
     type: Literal["local"] = "local"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where it computes; `auto`: on a GPU if torch sees one."""
     threads: Natural = 0
     """Threads for torch; 0 takes all cores."""
 

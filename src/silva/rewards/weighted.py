@@ -34,6 +34,7 @@ class WeightedPart(Section):
     reward: AnyPart
     """A table with `type`, or in short the name of a type, or "file.py:function"."""
     weight: Above0 = 1.0
+    """Its value counts so many times in the sum."""
     decides: bool = False
     """Whether this part decides what is solved; the first one does where none says so."""
     name: str = ""

@@ -120,6 +120,7 @@ class BranchingRolloutSettings(RolloutSettings):
     beam_size: Annotated[int, Field(ge=2)] = 2
     """A turn goes on in so many ways at most, itself included; each further one is drawn for itself."""
     branch_probability: Fraction = 0.5
+    """How likely a turn branches whose entropy is that of the first one."""
     entropy_weight: NotNegative = 0.2
     """0 branches at random."""
     entropy_tokens: Positive = 20

@@ -40,7 +40,9 @@ class Bm25Backend(Section):
     id_key: str = "id"
     """Column with the name of a document; rows without one are numbered."""
     title_key: str = "title"
+    """Key of the title in a row of the corpus."""
     text_key: str = "text"
+    """Key of the text in a row of the corpus."""
     k1: NotNegative = 1.5
     """How much a word counts that occurs again in a document."""
     b: Fraction = 0.75
@@ -66,7 +68,9 @@ class SerperBackend(WebBackend):
 
     type: Literal["serper"] = "serper"
     url: WebAddress = "https://google.serper.dev/search"
+    """Address of the service."""
     key_variable: str = "SERPER_API_KEY"
+    """Environment variable (or line of .env) that holds the key."""
     country: str = ""
     """Two letters (`gl`), such as "us"."""
     language: str = ""
@@ -78,13 +82,17 @@ class BrightDataBackend(WebBackend):
 
     type: Literal["brightdata"] = "brightdata"
     url: WebAddress = "https://api.brightdata.com/request"
+    """Address of the service."""
     key_variable: str = "BRIGHTDATA_API_KEY"
+    """Environment variable (or line of .env) that holds the key."""
     zone: Annotated[str, Field(min_length=1)] = "serp_api1"
     """Name of the SERP API zone in the account."""
     engine: Literal["google", "bing"] = "google"
+    """Whose results."""
     country: str = ""
     """Two letters, such as "us"."""
     language: str = ""
+    """Of the page (`hl`), such as "en"."""
 
 
 class SearxngBackend(WebBackend):
@@ -96,7 +104,9 @@ class SearxngBackend(WebBackend):
     engines: str = ""
     """Names with commas between them; "" leaves it to the instance."""
     categories: str = ""
+    """Separated by commas, such as "general,science"; "": as the instance has it."""
     language: str = ""
+    """Of the results, such as "en"; "": as the instance has it."""
 
 
 class RetrievalServerBackend(WebBackend):
@@ -104,6 +114,7 @@ class RetrievalServerBackend(WebBackend):
 
     type: Literal["retrieval_server"] = "retrieval_server"
     url: WebAddress = "http://127.0.0.1:8000/retrieve"
+    """Address of the server."""
 
 
 Backend = Annotated[
@@ -131,7 +142,9 @@ class FetchSettings(Section):
     max_chars: Positive = 8000
     """Characters of its text that are shown."""
     redirects: Natural = 5
+    """Redirects that are followed for one page."""
     max_concurrent: Positive = 16
+    """Pages fetched at once."""
     private_hosts: tuple[str, ...] = ()
     """Hosts that may be read although their addresses are private or those of this machine."""
     summary: SummarySettings | None = None

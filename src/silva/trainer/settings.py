@@ -97,6 +97,7 @@ class LocalTrainerSettings(TrainerSettings):
     self_check: bool = True
     """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass: less memory, a third more time."""
     replay_routing: bool = False
     """Of a mixture of experts: tokens go to the experts that they went to when they were sampled (R3,
     docs/moe.md). The engine records them."""

@@ -40,6 +40,7 @@ class VllmEngineSettings(ClientSettings):
     python: str = "python"
     """Interpreter of the environment in which vLLM is installed."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What vLLM computes in; `auto`: the type of the weights."""
     max_concurrent: Positive = 64
     """Requests decoded together."""
     tensor_parallel: Positive = 1

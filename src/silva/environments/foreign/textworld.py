@@ -87,6 +87,7 @@ class TextWorld(AdventureSettings):
 
     type: Literal["textworld"] = "textworld"
     game: Literal["coin_collector", "cooking", "treasure_hunter"] = "coin_collector"
+    """Which kind of game is made."""
     level: Annotated[int, Field(ge=1, le=300)] = 5
     """Of coin_collector: level % 100 rooms lie on the way to the coin; above 100 there are as many dead ends,
     above 200 twice as many. Of treasure_hunter: 1 to 30."""

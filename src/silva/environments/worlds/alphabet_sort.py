@@ -44,7 +44,9 @@ class AlphabetSort(EnvironmentSettings):
     """`full` asks in words for lists of full names; `compact` shows first names alone, in one line (small
     models)."""
     min_turns: Positive = 1
+    """Fewest turns, each with more names."""
     max_turns: Positive = 3
+    """Most turns."""
     min_names: Positive = 1
     """Fewest names that come in one turn."""
     max_names: Positive = 5

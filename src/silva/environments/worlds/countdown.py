@@ -41,7 +41,9 @@ class Countdown(EnvironmentSettings):
     style: Literal["full", "compact"] = "full"
     """`full` asks in words; `compact` shows numbers and target alone (small models trained from scratch)."""
     min_numbers: Annotated[int, Field(ge=2, le=5)] = 3
+    """Fewest numbers of a problem."""
     max_numbers: Annotated[int, Field(ge=2, le=5)] = 4
+    """Most numbers of a problem."""
     largest: Annotated[int, Field(ge=2, le=1000)] = 100
     """Largest of the numbers (they start at 1)."""
     max_target: Positive = 100

@@ -36,7 +36,9 @@ class Hanoi(TextGameSettings):
     form: Literal["turns", "single"] = "turns"
     """`turns`: a game of several turns; `single`: all moves in one answer."""
     min_disks: Positive = 3
+    """Fewest disks."""
     max_disks: Annotated[int, Field(ge=1, le=14)] = 4
+    """Most disks."""
     start: Literal["any", "tower"] = "any"
     """`any` legal position, or all disks on one peg (six tasks for each number of disks)."""
     max_actions: Positive = 20
