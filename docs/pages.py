@@ -17,7 +17,7 @@ from pathlib import Path
 
 from silva.commands import COMMANDS
 from silva.config.field_types import Key, held
-from silva.config.help import Page, Row, keys
+from silva.config.help import HelpPage, KeyRow, keys
 from silva.config.schema import run_config
 from silva.registries import REGISTRIES
 
@@ -188,7 +188,7 @@ and [configuration](../configuration.md) says how files and the command line go 
 the top; each section has a page."""
 
 
-class Markdown(Page):
+class Markdown(HelpPage):
     """The sections of a configuration as headings and tables."""
 
     def title(self, title: str, about: str | None, path: Key) -> None:
@@ -197,7 +197,7 @@ class Markdown(Page):
         level = "#" * min(2 + len([part for part in path if part != 0]) - 1, 5)
         self.lines += ["", f"{level} {own}", "", cell(about or ""), ""]
 
-    def rows(self, rows: Collection[Row]) -> None:
+    def rows(self, rows: Collection[KeyRow]) -> None:
         if not rows:
             return
         self.lines += ["", "| key | default | accepts | meaning |", "|---|---|---|---|"]

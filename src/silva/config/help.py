@@ -41,7 +41,7 @@ def help_text(command: str, own: str, registries: Registries, topic: str = "") -
     """
     if topic not in ("", "all"):
         return "\n".join(_topic(registries, topic)).strip("\n") + "\n"
-    page = Page([own, "", _HOW, ""])
+    page = HelpPage([own, "", _HOW, ""])
     if topic:
         page.section(run_config(registries), (), None)
     else:
@@ -93,7 +93,7 @@ def _topic(registries: Registries, topic: str) -> list[str]:
             rows = [row for owner in owners for row in keys(owner, holder, path) if row.name == name]
             return [*([_bracketed(holder, path)] if holder else []), *map(_line, dict.fromkeys(rows))]
     assert holder is not None
-    page = Page([])
+    page = HelpPage([])
     if len(models) < len(held(holder)):
         page.lines.append(_title(*_heading(holder, path, models[0], alone=False)))
         page.section(models[0], path, holder)
@@ -139,7 +139,7 @@ def _types_below(model: Model, tag: str) -> list[str]:
     return sorted(found.values(), key=len)[:3]
 
 
-class Row(NamedTuple):
+class KeyRow(NamedTuple):
     """What is told of a key. `default`: as TOML writes it, or "required"; `also`: the other values that it
     may have; `accepts`: in words, "" if there is no short way to say it."""
 
@@ -150,7 +150,7 @@ class Row(NamedTuple):
     about: str
 
 
-class Page:
+class HelpPage:
     """The sections of a configuration one after the other, as the lines of a terminal. A subclass may put
     titles, rows and remarks in another form; the documentation has one in Markdown."""
 
@@ -161,13 +161,15 @@ class Page:
     def title(self, title: str, about: str | None, path: Key) -> None:
         self.lines += ["", _title(title, about)]
 
-    def rows(self, rows: Collection[Row]) -> None:
+    def rows(self, rows: Collection[KeyRow]) -> None:
         self.lines += map(_line, rows)
 
     def remark(self, text: str) -> None:
         self.lines.append(f"  {text}")
 
-    def section(self, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[Row] = ()) -> None:
+    def section(
+        self, model: Model, path: Key, holder: FieldInfo | None, hide: Collection[KeyRow] = ()
+    ) -> None:
         """The keys of one section, then its subsections. `hide`: rows that stand above for all variants."""
         self.rows([row for row in keys(model, holder, path) if row not in hide])
         for name, field in model.model_fields.items():
@@ -194,7 +196,7 @@ class Page:
             self.rows(changed)
 
 
-def _shared(field: FieldInfo, path: Key) -> list[Row]:
+def _shared(field: FieldInfo, path: Key) -> list[KeyRow]:
     """Rows to show once for all variants: keys that all have, as most have them. One with a default of
     its own still lists that key."""
     variants = [keys(variant, field, path) for variant in held(field)]
@@ -235,7 +237,7 @@ def _title(title: str, about: str | None) -> str:
 
 def keys(
     model: Model, holder: FieldInfo | None = None, path: Key = (), hide: Collection[str] = ()
-) -> list[Row]:
+) -> list[KeyRow]:
     """A row for each key of a section: its default there, other choices, what it means."""
     section = holder.default if holder is not None and isinstance(holder.default, model) else None
     rows = []
@@ -247,11 +249,11 @@ def keys(
         value = "required" if field.is_required() and not section else field_types.show(default, 44)
         also = tuple(field_types.show(item) for item in field_types.literals(field) if item != default)
         about = " ".join((field.description or "").split())
-        rows.append(Row(name, value, also, field_types.describe(field), about))
+        rows.append(KeyRow(name, value, also, field_types.describe(field), about))
     return rows
 
 
-def _line(row: Row) -> str:
+def _line(row: KeyRow) -> str:
     also = f"[or {', '.join(row.also)}] " if row.also else ""
     return _wrap(f"{f'  {row.name} = {row.default}':<40}  {also}{row.about}".rstrip(), 42)
 
