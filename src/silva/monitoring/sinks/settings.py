@@ -41,11 +41,13 @@ class WandbSettings(SinkSettings):
 
     type: Literal["wandb"] = "wandb"
     project: str = "silva"
+    """The project at W&B."""
     entity: str | None = None
     """A user or a team; null: the usual one of the key."""
     group: str | None = None
     """Under which runs are shown together, such as seeds of one experiment."""
     tags: tuple[str, ...] = ()
+    """Tags of the run there."""
     mode: Literal["online", "offline", "shared"] | None = None
     """`offline` writes to the folder of the run, for `wandb sync`; null: WANDB_MODE, else online."""
 
@@ -65,6 +67,7 @@ class MlflowSettings(SinkSettings):
     uri: str = ""
     """A server (http://...), or a database (sqlite:////home/me/runs.db); "": MLFLOW_TRACKING_URI."""
     experiment: str = "silva"
+    """The experiment at MLflow."""
 
     def build(self, run: Tracked) -> Sink:
         from silva.monitoring.sinks.mlflow import Mlflow
@@ -80,6 +83,7 @@ class TrackioSettings(SinkSettings):
 
     type: Literal["trackio"] = "trackio"
     project: str = "silva"
+    """The project at trackio."""
     space: str | None = None
     """A space of the Hugging Face hub that gets the numbers too (HF_TOKEN); null: none."""
 
