@@ -74,10 +74,11 @@ def row() -> Sample:
 
 @contextmanager
 def served(part: str, config: Path, *options: str) -> Iterator[Server]:
-    key = secrets.token_urlsafe(16)
+    """`part`: the command, such as "trainer"."""
+    key = f"tml-{secrets.token_urlsafe(16)}"  # of the form that a Tinker server wants too
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
-            [sys.executable, "-m", "silva", part, f"@{config}", "--port", "0", *options],
+            [sys.executable, "-m", "silva", *part.split(), f"@{config}", "--port", "0", *options],
             env=os.environ | {"SILVA_API_KEY": key}, cwd=folder, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
