@@ -39,7 +39,8 @@ function List({ asked, stamp, go }) {
   const [rows, set] = useState([]);
   const [state, tell] = useState({ next: null, done: false, error: "", about: {} });
   const busy = useRef(false), begun = useRef(stamp), alive = useRef(true);
-  const count = useData(exported() ? null : "count", { run: asked.run, filter: asked.filter, step: asked.step }, stamp);
+  // to count reads as much again; if nothing follows, all are here
+  const count = useData(state.next ? "count" : null, { run: asked.run, filter: asked.filter, step: asked.step }, stamp);
   const more = async () => {
     if (busy.current || state.done || state.error) return;
     busy.current = true;
@@ -63,11 +64,16 @@ function List({ asked, stamp, go }) {
   begun.current ??= stamp; // known only when the list of runs has come
   const again = () => { begun.current = stamp; set([]); tell({ next: null, done: false, error: "", about: {} }); };
   return html`
-    <p class="muted" role="status">${state.error ? html`<span class="error" role="alert">${state.error}</span>` : !rows.length && !state.done ? "Looking …" : count.data ? `${number(count.data.count)} rollouts fit, mean reward ${number(count.data.reward)}` : `${number(rows.length)} shown`}
+    <p class="muted" role="status">${state.error ? html`<span class="error" role="alert">${state.error}</span>` : !rows.length && !state.done ? "Looking …" : exported() ? `${number(rows.length)} shown` : state.next ? (count.data ? `${number(count.data.count)} rollouts fit, mean reward ${number(count.data.reward)}` : `${number(rows.length)} shown, counting …`) : `${number(rows.length)} rollouts fit, mean reward ${number(meanOf(rows))}`}
       ${stamp !== begun.current && html` <button type="button" class="plain" onClick=${again}>The run has gone on: read again</button>`}</p>
     ${!!rows.length && html`<div class="list-head" aria-hidden="true"><span>state</span><span class="num">step</span><span>task</span><span class="num">reward</span><span class="num wideonly">advantage</span><span class="num wideonly">turns</span><span class="num wideonly">calls</span><span class="num wideonly">reply tokens</span><span class="wideonly">ended by</span></div>
     <${VirtualRows} count=${rows.length} height=${38} label="Rollouts" selected=${at} more=${more} row=${(i) => html`<a key=${i} class="list-row ${i === at ? "chosen" : ""}" href=${open(rows[i])}><${Row} row=${rows[i]} about=${state.about} /></a>`} />`}
     ${!rows.length && state.done && html`<p class="empty">No rollout fits.</p>`}`;
+}
+
+function meanOf(rows) {
+  const known = rows.filter((row) => !row.failure).map((row) => row.reward);
+  return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
 }
 
 function Row({ row, about }) {
