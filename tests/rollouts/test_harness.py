@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from silva.errors import CapabilityError, RewardError
+from silva.errors import CapabilityError, EngineError, NoReply, RewardError
 from silva.protocols import Driven, Endpoint
 from silva.types import Message, Step, Task, Trajectory
 
@@ -151,6 +151,28 @@ def test_a_program_that_may_not_call_any_more_is_graded_as_if_it_had_not_answere
     assert [message.content for message in tasks.graded_with] == ["hi", ""]
     found, _ = played(run, program, max_turns=1)
     assert (found.stop_reason, found.failure) == ("max_turns", "mask")
+
+
+@pytest.mark.parametrize("error", [EngineError("out of memory"), NoReply("lost")], ids=["engine", "request"])
+def test_an_engine_that_fails_ends_the_run_and_a_request_that_does_the_episode(run, speaker, error) -> None:
+    engine = speaker("yes")
+
+    async def fails(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    engine.sample = fails
+
+    async def program(session: Any) -> Step:
+        with contextlib.suppress(EngineError):  # as one that reads a status of 500 may go on
+            await ask(session, "hi")
+        return Step(rewards={"reward": 1.0})
+
+    if isinstance(error, NoReply):
+        found = run(Programs(program), engine)
+        assert (found.failure, found.turns) == ("redo", ())
+    else:
+        with pytest.raises(EngineError, match="out of memory"):
+            run(Programs(program), engine)
 
 
 def test_a_program_needs_a_model_that_gives_tokens(run, policy, speaker) -> None:

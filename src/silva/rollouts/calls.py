@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from silva.config.sections import EpisodeLimits
-from silva.errors import ContextOverflow, PartLost
+from silva.errors import ContextOverflow, NoReply, PartLost
 from silva.ports import derive
 from silva.protocols import Actor, OnTokens, Reply, Request
 from silva.rendering.renderer import Renderer
@@ -66,6 +66,7 @@ class CallRecorder:
     Attributes:
         limit: why a call was refused, if one was.
         posted: the reward that somebody has posted.
+        broken: the actor's error that ends a run, whatever the program makes of it.
         tools: those on offer at the last call.
 
     Args:
@@ -89,6 +90,7 @@ class CallRecorder:
         self.actor, self.renderer, self.limits = actor, renderer, limits
         self.id, self.seed, self.label, self.on_idle = id, seed, label, on_idle
         self.limit: StopReason | None = None
+        self.broken: Exception | None = None
         self.posted: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         self.tools: tuple[ToolSpec, ...] = ()
         self._answered: list[_Answered] = []
@@ -270,6 +272,11 @@ class PlacedCall:
                 reply = await calls.actor.reply(request)
             except ContextOverflow:
                 calls.limit = "context_overflow"
+                raise
+            except NoReply:
+                raise
+            except Exception as error:
+                calls.broken = calls.broken or error
                 raise
         sampled = _completion(reply.segments, reply.stop_reason)
         said = said_reply(calls.renderer, sampled, self.tokens, stop, self.tools)

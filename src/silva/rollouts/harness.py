@@ -76,6 +76,7 @@ async def play_program(
 
     Raises:
         CapabilityError: the actor gives no tokens, or `context` leaves something out.
+        SilvaError: of the engine, other than that one request has no reply.
     """
     label = task.environment
     if not shows_all(context) or context.overflow != "end":
@@ -130,6 +131,8 @@ async def _run(
                     )
         except Exception as error:
             fault = _fault(error, calls, timer)
+    if calls.broken is not None:
+        raise calls.broken
     if given is None and calls.posted.done():
         given = calls.posted.result()
     dialogue = calls.dialogue()

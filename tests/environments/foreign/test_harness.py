@@ -22,12 +22,14 @@ pytestmark = pytest.mark.slow
 ROWS = tuple({"question": f"{i} + {i} = ?", "answer": str(2 * i)} for i in range(12))
 TASK = Task("t", "harness", 3, {"question": "1 + 1?", "n": 7}, "2")
 PROGRAM = """
+import threading
 from silva.types import Step
 
 async def slow(task, endpoint):
     return task.data["question"] == "1 + 1?"
 
 def plain(task, endpoint):
+    assert threading.current_thread().daemon
     return Step(rewards={"a": 0.5, "b": 0.25}, metrics={"calls": 2.0})
 
 def posts(task, endpoint):

@@ -14,10 +14,11 @@ A row of the data set is the data of a task; the program reads what it likes of 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import math
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -30,9 +31,10 @@ from silva.environments.foreign.command import CommandProgram
 from silva.environments.foreign.library import finite, solved
 from silva.environments.settings import EnvironmentSettings
 from silva.environments.tasks import Draft, Tasks, listed
-from silva.errors import CapabilityError, RewardError
+from silva.errors import CapabilityError, RewardError, errors_about
 from silva.protocols import Attempt, Endpoint, Environment, Gateway, Harness, Reward
 from silva.rewards.choice import AnyReward
+from silva.tools.function import called
 from silva.types import Message, Step, Task
 
 
@@ -81,7 +83,8 @@ class HarnessEnvironment(GivenRows, EnvironmentSettings):
 
     def _harness(self) -> Harness:
         if self.function:
-            return FunctionProgram(load_object(self.function, callable, "function"))
+            with errors_about(f"environment {self.label}: function = {self.function!r}"):
+                return FunctionProgram(load_object(self.function, callable, "function"))
         if self.command:
             return CommandProgram(self.command, self.variables)
         return RemoteAgent()
@@ -135,13 +138,14 @@ class FunctionProgram:
     """Implements `Harness` with a function of the user's."""
 
     def __init__(self, function: Callable[[Task, Endpoint], Any]) -> None:
-        self.function = function
+        self.function, self._given_up = function, list[threading.Thread]()
 
     async def run(self, task: Task, endpoint: Endpoint) -> Step | None:
         if inspect.iscoroutinefunction(self.function):
             found = await self.function(task, endpoint)
         else:
-            found = await asyncio.to_thread(self.function, task, endpoint)
+            name = getattr(self.function, "__name__", "program")
+            found = await called(partial(self.function, task, endpoint), {}, name, self._given_up)
         if found is None or isinstance(found, Step):
             return found
         return Step(rewards={"reward": finite(found, "the function's result")})
