@@ -63,6 +63,17 @@ def test_a_suite_by_its_name(silva):
     assert 'did you mean "gsm8k"?' in silva("gsm8", "--data", "data", *how, code=2)[1]
 
 
+def test_a_suite_has_room_for_all_turns_that_it_allows(silva):
+    """Two of the first three tasks take more than the 8 turns that a run has by default."""
+    pytest.importorskip("bfcl_eval", reason="pip install --no-deps bfcl-eval mpmath")
+    how = ("--policy", "expert", "--model.type=tiny", "--model.layers=1", "--monitoring.report=false")
+    out, _ = silva("bfcl_multi_turn", "--tasks", 3, *how, "--json")
+    assert json.loads(out)[0]["mean"] == 1.0
+    for each in SUITES.values():
+        assert each.turns > max(sum(each.calls.values()), each.keys.get("max_actions", 0),
+                                each.keys.get("max_tool_calls", 0))  # fmt: skip
+
+
 def test_suites_are_listed(silva):
     table, _ = silva("--list")
     assert all(f"\n{name} " in f"\n{table}" for name in SUITES)

@@ -40,8 +40,10 @@ APIS: Mapping[str, Mapping[str, str]] = {
                    "key_variable": "OPENROUTER_API_KEY", "limit_name": "max_tokens"},
 }  # fmt: skip
 """Keys of [engine] for the APIs that `--api` knows by name."""
-ROOM = ("--rollout.limits.max_turn_tokens=1024", "--rollout.limits.max_episode_tokens=8192")
-"""For the answers to a suite, which are longer than those of the small worlds."""
+TURN_TOKENS = 1024
+"""Room for a reply to a suite, which is longer than those of the small worlds."""
+WITH_TOOLS = 32_768
+"""Room for an episode with tools: 15 results of 2,000 characters, and a reply after each."""
 
 
 @dataclass(frozen=True)
@@ -184,12 +186,19 @@ def _suites(given: Given) -> tuple[list[str], list[str]]:
         if given_flags := [flag for flag in ("--data", "--tools") if flag in given]:
             raise ConfigError(f"{given_flags[0]}: it is about suites; expected the name of a suite too")
         return [], rest
-    from silva.evaluation.suites import environment
+    from silva.evaluation.suites import SUITES, environment
 
     data = Path(given.options["--data"]) if "--data" in given else None
     tools = [{"type": name} for name in given.options.get("--tools", "").split(",") if name]
     found = [environment(word, data=data, tools=tools) for word in words]
-    return [f"--environments={json.dumps(found)}", *ROOM], rest
+    suites = [SUITES[word] for word in words]
+    room = {
+        "max_turn_tokens": TURN_TOKENS,
+        "max_turns": max(each.turns for each in suites),
+        "max_episode_tokens": max(WITH_TOOLS if tools else 0, *(each.tokens for each in suites)),
+    }
+    limits = [f"--rollout.limits.{key}={value}" for key, value in room.items()]
+    return [f"--environments={json.dumps(found)}", *limits], rest
 
 
 def _engine(given: Given) -> list[str]:

@@ -45,13 +45,13 @@ PACKAGED: Mapping[str, Suite] = {
     "bfcl_multi_turn": Suite(
         title="BFCL v4, several turns", citation="Patil et al. 2025, ICML", licence="Apache-2.0", rows=800,
         columns=("question, initial_config", "ground_truth"), url=GORILLA, metric="calls", type="bfcl",
-        packages=BFCL, keys={"categories": SEVERAL_TURNS},
+        packages=BFCL, keys={"categories": SEVERAL_TURNS}, turns=256, tokens=65_536,
     ),
     "scienceworld": Suite(
         title="ScienceWorld", citation="Wang et al. 2022, arXiv:2203.07540", licence="Apache-2.0", rows=1819,
         columns=("task", "variation"), url="https://github.com/allenai/ScienceWorld", metric="score",
         type="scienceworld", packages={"scienceworld": "pip install scienceworld"},
-        keys={"max_actions": 100},
+        keys={"max_actions": 100}, turns=128, tokens=32_768,
     ),
     "miniwob": Suite(
         title="MiniWoB++", citation="Liu et al. 2018, arXiv:1802.08802", licence="MIT", rows=510,

@@ -157,7 +157,7 @@ PUBLISHED: Mapping[str, Suite] = {
         columns=("question, choice_A ... choice_D, context", "answer"), hub="zai-org/LongBench-v2",
         split="train", url="https://huggingface.co/datasets/zai-org/LongBench-v2",
         files=("longbench_v2", "LongBench-v2"), tools=("search", "scroll_down", "scroll_up"),
-        type="longbench_v2", place=("path", "path"),
+        type="longbench_v2", place=("path", "path"), tokens=65_536,
     ),
     "browsecomp_plus": Suite(
         title="BrowseComp-Plus", citation="Chen et al. 2025, arXiv:2508.06600", licence="MIT", rows=830,
@@ -169,5 +169,6 @@ PUBLISHED: Mapping[str, Suite] = {
         beside={"corpus": ("browsecomp_plus_corpus",)},  # otherwise the documents in the rows
         # Act-PRM's limits, in words: 1,024 tokens of a part, 204 of a preview.
         keys={"part_words": 750, "preview_words": 150, "max_tool_calls": 50, "eval_size": 0},
+        tokens=65_536,
     ),
 }  # fmt: skip

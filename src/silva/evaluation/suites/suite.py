@@ -38,6 +38,7 @@ class Suite:
         beside: further files of a folder that are used if they are there: names by key of the environment.
         packages: modules that rows or graders are in -> the command that installs them.
         inside: the file of rows in the first of them; empty if the environment finds them.
+        turns, tokens: room for an episode, so that limits of the suite's own end it, such as `calls`.
     """
 
     title: str
@@ -62,6 +63,8 @@ class Suite:
     beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
     inside: str = ""
+    turns: int = 64
+    tokens: int = 8192
 
     @property
     def judged(self) -> bool:
