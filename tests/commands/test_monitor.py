@@ -11,6 +11,8 @@ from silva.storage.metrics import append_metrics
 from silva.storage.rollouts import RolloutRow, rollouts_path, write_rollouts
 from silva.types import Message, Segment, Trajectory, Turn
 
+pytestmark = pytest.mark.slow
+
 
 def episode(step: int, index: int, reward: float, error: str | None = None) -> RolloutRow:
     said = (Message("user", f"question {step}.{index}"), Message("assistant", f"answer {step}.{index}"))

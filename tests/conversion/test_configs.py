@@ -135,6 +135,8 @@ num_train_gpus = 2
 """
 MINRL = """
 from dataclasses import dataclass
+
+pytestmark = pytest.mark.slow
 SMALL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 @dataclass
 class TrainerConfig:

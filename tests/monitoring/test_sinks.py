@@ -24,6 +24,8 @@ from silva.storage.metrics import read_metrics
 
 from .fake_run import rollout
 
+pytestmark = pytest.mark.slow
+
 
 class Recorder:
     """A sink that keeps what it is told, and fails or hangs where it is asked to."""

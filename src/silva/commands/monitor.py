@@ -11,16 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from silva.commands.command import Given
 from silva.errors import ConfigError, RecordError, RunFolderError
 from silva.monitoring import wandb_runs
 from silva.monitoring.followed import Followed, ListedRun, from_folder, runs_in
 from silva.monitoring.numbers import LAST, numbers
 from silva.monitoring.plots import write_plots
-from silva.monitoring.printable import printable, put
+from silva.monitoring.printable import put
 
 RUNS = Path("runs")
 NUM_RUNS, MAX_SAMPLES, THRESHOLD = 10, 5, 0.5
@@ -122,16 +119,15 @@ def _show_numbers(followed: Followed, rows: Sequence[Row]) -> None:
     steps = [row["step"] for row in followed.rows]
     state = f", {followed.state}" if followed.state else ""
     put(f"{followed.name}{state}: {f'step {max(steps)}' if steps else 'no step yet'}")
+    wide = max((len(row["key"]) for row in rows), default=0)
     if rows:
-        shown = Table()
-        for column in ("", "metric", "first", "last", f"mean of {LAST}", "lowest", "highest"):
-            shown.add_column(column, overflow="fold")
-        before = ""
-        for row in rows:
-            about, before = ("" if row["about"] == before else row["about"]), row["about"]
-            values = (row[key] for key in ("first", "last", "mean_of_last", "low", "high"))
-            shown.add_row(about, printable(row["key"]), *(f"{value:.4g}" for value in values))
-        Console().print(shown, highlight=False, markup=False)
+        put(
+            f"{'':<{wide}}"
+            + "".join(f"{name:>11}" for name in ("first", "last", f"mean of {LAST}", "lowest", "highest"))
+        )
+    for row in rows:
+        values = (row[key] for key in ("first", "last", "mean_of_last", "low", "high"))
+        put(f"{row['key']:<{wide}}" + "".join(f"{value:>11.4g}" for value in values))
     for warning in followed.warnings:
         put(f"warning: {warning}")
 

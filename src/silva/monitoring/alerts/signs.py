@@ -16,7 +16,7 @@ WINDOW = 10  # steps
 SOLVED = 0.8  # of training episodes
 
 SURE = 0.1, 0.1  # entropy below this share of the first steps', and below so many nats a token
-FELL = 4.0, 0.5  # rewards: standard errors, and share of what had been gained
+FELL = 4.0, 0.5, 0.1  # rewards: standard errors, share of what had been gained, and of the best value
 SPIKE, SPIKES = 10.0, 3  # times the median norm before, in so many steps
 MISMATCH = 0.1  # nats a token between trainer and sampler
 FAILED = 0.1  # share of episodes without a result
@@ -76,7 +76,7 @@ def reward(rows: Rows) -> str:
     best, now, start = max(parts, key=fmean), parts[-1], fmean(parts[0])
     error = math.sqrt((pvariance(best) + pvariance(now)) / WINDOW)
     drop = fmean(best) - fmean(now)
-    if drop <= FELL[0] * error or drop <= FELL[1] * (fmean(best) - start) or drop <= 0:
+    if drop <= max(FELL[0] * error, FELL[1] * (fmean(best) - start), FELL[2] * abs(fmean(best))):
         return ""
     return (
         f"reward in training fell from {fmean(best):.3g} to {fmean(now):.3g} (means of {WINDOW} steps). Try "
