@@ -12,6 +12,8 @@ from silva.cli import main
 from silva.commands.import_config import convert, problems
 from silva.conversion.configs import READERS
 
+pytestmark = pytest.mark.slow
+
 TRL = """
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
@@ -135,8 +137,6 @@ num_train_gpus = 2
 """
 MINRL = """
 from dataclasses import dataclass
-
-pytestmark = pytest.mark.slow
 SMALL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 @dataclass
 class TrainerConfig:

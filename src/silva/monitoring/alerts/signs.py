@@ -22,7 +22,7 @@ MISMATCH = 0.1  # nats a token between trainer and sampler
 FAILED = 0.1  # share of episodes without a result
 CUT, REPEATED, GREW = 0.5, 0.5, 0.25  # share of replies; and how much larger than at first
 TEACHING = 0.2  # share of groups that are trained on
-SLOWER = 3.0  # times the seconds of a step at first
+SLOWER = 3.0, 5.0  # times the seconds of a step at first, and seconds more: others may use the machine
 LONGER = 3.0  # times the tokens of a rollout at first
 NO_INFORMATION = 0.1  # share of what replies could say of their prompt
 
@@ -105,9 +105,9 @@ def mismatch(rows: Rows) -> str:
     if len(values) < WINDOW or fmean(values) < MISMATCH:
         return ""
     return (
-        f"trainer and sampler disagree by {fmean(values):.3g} nats a token: what is trained is not what was "
-        "sampled. Try a lower rollout.max_async_level, or algorithm.rollout_correction; with another engine "
-        "compare dtypes and kernels of both sides"
+        f"trainer and sampler disagree by {fmean(values):.3g} nats a token: a step moves the policy far, or "
+        "the sampler computes something else. Try a lower trainer.optimizer.lr, fewer updates_per_step or a "
+        "lower rollout.max_async_level; with another engine compare dtypes and kernels of both sides"
     )
 
 
@@ -151,7 +151,7 @@ def teaching(rows: Rows) -> str:
         for row in rows[-WINDOW:]
     ]
     trained, played = (sum(column) for column in zip(*groups, strict=True))
-    if len(rows) < WINDOW or solved(rows) or not played or trained >= TEACHING * played:
+    if len(rows) < WINDOW or solved(rows) or learned(rows) or not played or trained >= TEACHING * played:
         return ""
     return (
         f"only {trained:.0f} of {played:.0f} groups of the last {WINDOW} steps taught something: in the "
@@ -165,12 +165,12 @@ def time(rows: Rows) -> str:
     if len(seconds) < 2 * WINDOW or not (first := median(seconds[:WINDOW])):
         return ""
     now = median(seconds[-WINDOW:])
-    if now < SLOWER * first:
+    if now < max(SLOWER[0] * first, first + SLOWER[1]):
         return ""
     lengths = _ends(rows, "rollout/response_tokens")
     grown = (
         f"; a rollout has {lengths[1]:.0f} tokens, {lengths[0]:.0f} at first"
-        if lengths[1] > lengths[0]
+        if lengths[1] > 1.2 * lengths[0]
         else ""
     )
     return (
@@ -232,11 +232,19 @@ def solved(rows: Rows) -> bool:
 
 def rising(rows: Rows) -> bool:
     """Whether rewards of the last steps are clearly above those of the steps before."""
-    values = _values(rows, "reward/raw")[-2 * WINDOW :]
+    return _higher(_values(rows, "reward/raw")[-2 * WINDOW :])
+
+
+def learned(rows: Rows) -> bool:
+    """Whether they are clearly above those of the first steps: what is left to learn may be little."""
+    return _higher(_values(rows, "reward/raw"))
+
+
+def _higher(values: Sequence[float]) -> bool:
     if len(values) < 2 * WINDOW:
         return False
-    before, now = values[:WINDOW], values[WINDOW:]
-    return fmean(now) - fmean(before) > 2 * math.sqrt((pvariance(before) + pvariance(now)) / WINDOW)
+    first, now = values[:WINDOW], values[-WINDOW:]
+    return fmean(now) - fmean(first) > 2 * math.sqrt((pvariance(first) + pvariance(now)) / WINDOW)
 
 
 def _ends(rows: Rows, key: str) -> tuple[float, float]:
