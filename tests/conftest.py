@@ -35,7 +35,8 @@ def what_is_loaded_stays() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        none = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None, callbacks=[])
+        none = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None, callbacks=[],
+                               get_threshold=gc.get_threshold, set_threshold=lambda *_: None)  # fmt: skip
         patch.setattr(process, "gc", none)
         yield
 

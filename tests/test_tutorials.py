@@ -14,7 +14,7 @@ from tests.fenced import ROOT, Block, blocks, commands
 from silva.cli import main
 
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-BEFORE = {"collapse": "environment"}
+BEFORE = {"collapse": "environment", "agent": "environment"}
 """Tutorials that go on with the files of another."""
 BY_HAND = ("make", ".", "silva envs play")  # installs, or waits for somebody who types
 FAILS = {"silva attack first.py:contains --data rows.jsonl": 1}
