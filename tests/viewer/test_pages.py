@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts
 from silva.storage.layout import Layout
 from silva.storage.metrics import append_metrics, read_metrics
-from silva.storage.rollouts import rollouts_path, write_rollouts
+from silva.storage.rollouts import LearnedTurn, RolloutRow, rollouts_path, write_rollouts
 from silva.storage.run_folder import lock
+from silva.types import Segment, Trajectory, Turn
 from silva.viewer.catalogue import Catalogue
 from silva.viewer.pages import Pages
 from silva.viewer.routes import POLICY, app_of
@@ -95,6 +97,42 @@ def test_a_rollout_is_its_dialogue_and_its_tokens(pages: Pages) -> None:
     assert read["source"] == "environment" and read["logprobs"] == []
     assert "".join(said["tokens"]).startswith(shown["turns"][1]["messages"][-1]["content"])
     assert len(said["tokens"]) == len(said["logprobs"]) == len(said["entropies"]) == len(said["versions"])
+
+
+def test_tokens_have_what_training_knew_of_them(tmp_path: Path, pages_of: Callable[[Path], Pages]) -> None:
+    turn = Turn(
+        "a",
+        (
+            Segment("environment", (1, 2)),
+            Segment("policy", (3, 4), (-1.0, -2.0), versions=(5, 6)),
+            Segment("expert", (7,)),
+        ),
+        fresh=True,
+    )
+    learned = LearnedTurn(
+        "a", (0.5,), (1.0, 0.0, 1.0), (-1.0, -1.5, -3.0), {"echo": (0.0, 0.3, 0.0, 0.0, 0.0)}
+    )
+    played = Trajectory("x", (turn,), "terminated", {"score": 1.0})
+    row = RolloutRow(1, "t", "w", "g", played, "trained", version=7, learned=(learned,))
+    run = Layout(tmp_path / "runs" / "a")
+    run.rollouts.mkdir(parents=True)
+    run.metrics.write_text("")
+    write_rollouts(rollouts_path(run.rollouts, 1), [row])
+    pages = pages_of(tmp_path / "runs")
+    at = {"run": ["runs/a"], "step": ["1"]}
+    read, said, expert = pages.answer("tokens", {**at, "at": ["0"]})["segments"]
+    assert read["streams"] == ["", "echo"] and "advantages" not in read
+    assert (said["advantages"], said["weights"], said["trainer_logprobs"]) == (
+        [0.5, 0.5],
+        [1, 0],
+        [-1.0, -1.5],
+    )
+    assert said["ratios"] == [1.0, round(math.exp(0.5), 5)]
+    assert (expert["weights"], expert["trainer_logprobs"], "ratios" in expert) == ([1], [-3.0], False)
+    (listed,) = pages.answer("rollouts", {**at, "filter": ["staleness == 2"]})["rows"]
+    assert listed["trajectory"] == "x"
+    (node,) = pages.answer("forest", {**at, "group": ["g"]})["forest"]["nodes"]
+    assert node["staleness"] == 2
 
 
 def test_two_rollouts_of_a_task_word_by_word(pages: Pages) -> None:

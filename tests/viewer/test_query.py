@@ -101,6 +101,14 @@ def test_groups_and_kinds_of_errors_count_what_is_there(pages: Pages, rows: list
     assert next(k for k in kinds if k["kind"] == "max_turns")["about"] == "it reached the limit of turns"
 
 
+def test_the_filters_of_the_documentation_are_understood(query: Query, files: dict[int, Path]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "viewer.md").read_text()
+    filters = page.partition("## Filters\n\n```\n")[2].partition("```")[0].splitlines()
+    assert len(filters) == 4
+    for each in filters:
+        assert query.count([files[1]], each)["count"] >= 0
+
+
 @pytest.mark.parametrize("after", [[1], ["x", 1, 2], [1, "x", 2], [1, 2, None], [True, 1, 2]])
 def test_a_place_that_no_page_gave_is_refused(query: Query, files: dict[int, Path], after: list[Any]) -> None:
     with pytest.raises(ConfigError, match="after: got"):
