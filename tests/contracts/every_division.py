@@ -79,7 +79,7 @@ def missing(way: dict[str, Any]) -> str:
     """The tests that a way has not, as pytest's -k: without a critic, walks or replay, or of models that it
     cannot divide."""
     stages, chosen = "pp" in way, "ep" in way or "pp_schedule" in way or {"pp", "tp"} <= way.keys()
-    found = ["processes", *["15-True or 40"] * stages, *["other_models"] * chosen]
+    found = ["processes", *["15-True or 40 or leaves_nothing"] * stages, *["other_models"] * chosen]
     return " or ".join([*found, *["replayed"] * (stages or "tp" in way)])
 
 
