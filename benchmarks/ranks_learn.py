@@ -1,12 +1,13 @@
 """Do ranks learn what one process learns? The curves of both, and where they part.
 
     .venv/bin/python benchmarks/ranks_learn.py --seeds 3                                 quickstart
-    .venv/bin/python benchmarks/ranks_learn.py --seeds 3 --config ... --options --model.dtype=float64
+    .venv/bin/python benchmarks/ranks_learn.py --seeds 3 --config FILE --model.dtype=float64 --steps=24
 
-Each seed is trained by one process and by `silva rl` with --ranks processes of a trainer (gloo), which add up
-gradients in another order, beside an engine of its own. Compared are the curves of success on tasks that are
-held out, the norm of the first gradient, the digests in the ledgers (which tell in which step a sampled token
-was another one for the first time) and the weights at the end.
+Options that are not its own are those of `silva rl`. Each seed is trained by one process and by --ranks
+processes of a trainer (gloo), which add up gradients in another order, beside an engine of its own. Compared
+are the curves of success on tasks that are held out, the norm of the first gradient, the digests in the
+ledgers (which tell in which step a sampled token was another one for the first time) and the weights at the
+end.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ def main() -> int:
     parser = seeds_parser(__doc__, 3, "runs/ranks_learn")
     parser.add_argument("--config", type=Path, default=CONFIGS / "quickstart.toml")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--options", nargs="*", default=[], help="more options of `silva rl`")
-    given = parser.parse_args()
+    given, more = parser.parse_known_args()
     speed, words = machine()
     rows, lines = [speed], []
     for seed in given.seeds:
@@ -51,7 +51,7 @@ def main() -> int:
             f"@{given.config}",
             f"--seed={seed}",
             f"--output-dir={given.output_dir}",
-            *given.options,
+            *more,
         ]
         alone = run([*started, f"--name=alone_{seed}"], given.resume)
         many = run(
