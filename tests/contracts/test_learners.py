@@ -67,7 +67,7 @@ def test_an_update_of_other_models_is_that_of_one_rank(
     make: Make, rows: list[Sample], ranks: int, kind: str, checkpointing: bool
 ) -> None:
     keys: Any = {"kind": kind, "gradient_checkpointing": checkpointing}
-    # The gradient that one rank computes in float32 is 1.4e-6 from that in float64 here; of the others 0.5e-6.
+    # What one rank computes in float32 is 1.4e-6 from float64 here, and 0.5e-6 in the other models.
     loose = 3.0 if (kind, DTYPE) == ("qwen3", "float32") else 1.0
     assert_alike(make(ranks, budget=15, **keys), make(1, budget=10_000, **keys), rows, loose=loose)
 
