@@ -76,10 +76,11 @@ def ways(sizes: Sequence[int], offload: bool) -> Iterator[tuple[int, dict[str, A
 
 
 def missing(way: dict[str, Any]) -> str:
-    """The tests that a way has not, as pytest's -k: without a critic, walks or replay, or of models that it
-    cannot divide."""
+    """The tests that a way has not, as pytest's -k: without a critic, walks, replay or copies, or of models
+    that it cannot divide."""
     stages, chosen = "pp" in way, "ep" in way or "pp_schedule" in way or {"pp", "tp"} <= way.keys()
-    found = ["processes", *["15-True or 40 or leaves_nothing"] * stages, *["other_models"] * chosen]
+    found = ["processes", *["15-True or 40"] * stages, *["other_models"] * chosen]
+    found += ["leaves_nothing"] * (stages or "dp_replicate" not in way)
     return " or ".join([*found, *["replayed"] * (stages or "tp" in way)])
 
 
