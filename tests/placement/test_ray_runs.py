@@ -131,6 +131,8 @@ def test_a_run_on_a_cluster_of_its_own_is_the_run_in_one_process_bit_for_bit(
             assert {*actors.values()} < {*process.alive()}
             for pid in run.processes():
                 assert "working_dir_files" in os.readlink(f"/proc/{pid}/cwd")
+            priorities = {os.getpriority(os.PRIO_PROCESS, pid) for pid in actors.values()}
+            assert priorities == {os.getpriority(os.PRIO_PROCESS, 0)}
             assert listening(process.alive()) <= LOOPBACK
             assert process.wait(LIMIT) == 0, process.output
             assert process.left() == []

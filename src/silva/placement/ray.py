@@ -42,7 +42,9 @@ STORE = 256 << 20  # bytes of the object store of our own cluster: what does not
 SOON = 5.0  # seconds in which a group is there if there is room
 STARTING = 30.0  # seconds without an answer while it imports and loads, which others may have to wait for
 AT_ONCE = 4096  # calls of an actor
-NO_IDLE_WORKERS = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
+OWN_CLUSTER = {  # no idle workers, and none that gives way to whatever else runs, as by default
+    "enable_worker_prestart": False, "prestart_worker_first_driver": False, "worker_niceness": 0,
+}  # fmt: skip
 LONGEST_FOLDER = 40  # bytes: 65 come after it in the path of a socket, which has at most 107
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0, as is usual there: all ports of Ray on loopback
 Say = Callable[[str], None]
@@ -87,7 +89,7 @@ def cluster(settings: RayPlacementSettings, say: Say, cpus: float = 0.0) -> Iter
             os.environ[LOOPBACK] = "0"
             options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE,
                         "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
-                        "_temp_dir": str(folder / "r"), "_system_config": NO_IDLE_WORKERS}  # fmt: skip
+                        "_temp_dir": str(folder / "r"), "_system_config": OWN_CLUSTER}  # fmt: skip
         import ray
 
         stack.callback(ray.shutdown)
