@@ -94,7 +94,7 @@ def test_options_of_a_command_are_taken_out():
 
 @pytest.mark.slow
 def test_help_of_a_section(silva):
-    assert silva("rl", "--help", "trainer.optimizer").startswith("[trainer.optimizer]\n  lr = 1e-5\n")
+    assert silva("rl", "--help", "trainer.optimizer").startswith("[trainer.optimizer]\n  lr = 1e-5 ")
     assert '[algorithm] type = "ppo"' in silva("eval", "--help", "algorithm.ppo")
     overview, whole = silva("rl", "--help"), silva("rl", "-h", "all")
     assert len(overview.splitlines()) < 80 < 400 < len(whole.splitlines())
