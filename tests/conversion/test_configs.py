@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import tomllib
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from silva.cli import main
-from silva.commands.import_config import convert, problems
+from silva.commands.import_config import convert, problems, written
 from silva.conversion.configs import READERS
+from silva.conversion.configs.carried import Carried, Computed, Found
+from silva.conversion.configs.source import read
 
 pytestmark = pytest.mark.slow
 
@@ -315,6 +318,21 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path, monkeypatch, capsy
     assert words in err
     assert "Traceback" not in err
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+ODD = ([1], ["a"], "x", "", -1, True, 1.5, float("nan"), Computed("f(x)"), None, [])
+
+
+@pytest.mark.parametrize("system", CASES)
+def test_no_value_however_odd_breaks_it(tmp_path, system):
+    (path,) = files(tmp_path, CASES[system][0])
+    flat = read(path)
+    module, _, function = READERS[system].partition(":")
+    for number, (key, found) in enumerate(flat.items()):
+        odd = {key: Found(ODD[number % len(ODD)], found.place)}
+        draft = Carried({**flat, **odd})
+        getattr(importlib.import_module(module), function)(draft)
+        assert written(system, [path], draft, draft.table(), "").startswith("# From ")
 
 
 def test_a_framework_that_is_not_known(tmp_path, capsys):

@@ -154,7 +154,12 @@ def real(value: Any) -> Any:
 
 def whole(value: Any) -> Any:
     value = number(value)
-    return int(value) if isinstance(value, float) and value == int(value) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def texts(value: Any) -> list[str]:
+    """A list of texts, or one text; whatever else stands there names nothing."""
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 def steps(value: Any) -> Any:

@@ -27,7 +27,7 @@ def convert(draft: Carried) -> None:
     if isinstance(reply, int):
         draft.set("rollout.limits.max_episode_tokens", 4 * reply, "max_new_tokens")
     draft.move("rollout.sampling.temperature", "temperature", change=real)
-    algorithm = draft.take("algorithm")
+    algorithm = str(draft.take("algorithm"))
     draft.set("algorithm.type", ALGORITHMS.get(algorithm, "grpo"), "algorithm")
     draft.move("algorithm.entropy_coef", "entropy_coef", change=real)
     draft.move("trainer.optimizer.lr", "lr", change=real)
@@ -40,7 +40,7 @@ def convert(draft: Carried) -> None:
     if project:
         sink = {"type": "wandb", "project": project, **({"entity": entity} if entity else {})}
         draft.set("monitoring.sinks", [sink], "wandb_project")
-    task = draft.take("task")
+    task = str(draft.take("task"))
     if task == "zork":
         draft.environments.append({"type": "textworld"})
         draft.note("task", "zork's files are not shipped; games of TextWorld stand in their place")

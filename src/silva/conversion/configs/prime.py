@@ -40,7 +40,7 @@ def convert(draft: Carried) -> None:
             field
         )
         if ours:
-            draft.move(f"model.lora.{ours}", key, change=float if field == "alpha" else None)
+            draft.move(f"model.lora.{ours}", key, change=real if field == "alpha" else None)
     draft.move("steps", "max_steps", "orchestrator.max_steps", "trainer.max_steps")
     draft.move("seed", "seed", "orchestrator.seed")
     _sizes(draft)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from silva.conversion.configs import verl
-from silva.conversion.configs.carried import Carried, number, real, share
+from silva.conversion.configs.carried import Carried, number, real, share, texts
 from silva.conversion.configs.verl import ACTOR, ROLLOUT
 
 WORLDS = {
@@ -66,7 +66,7 @@ def convert(draft: Carried) -> None:
     draft.move("rollout.limits.max_turns", "agent_proxy.max_turn", change=number)
     reply = draft.move("rollout.limits.max_turn_tokens", f"{ROLLOUT}.response_length", change=number)
     draft.move("rollout.limits.max_episode_tokens", f"{ROLLOUT}.max_model_len", change=number)
-    held_out = draft.take("es_manager.val.env_configs.tags") or [""]
+    held_out = texts(draft.take("es_manager.val.env_configs.tags")) or [""]
     draft.move("eval.tasks", "es_manager.val.env_groups", change=lambda all: share(all, len(held_out)) or all)
     draft.move("eval.samples_per_task", "es_manager.val.group_size", change=number)
     if not reply:
@@ -97,9 +97,9 @@ def _algorithm(draft: Carried) -> None:
 
 
 def _environments(draft: Carried) -> None:
-    tags = draft.take("es_manager.train.env_configs.tags") or []
+    tags = texts(draft.take("es_manager.train.env_configs.tags"))
     counts = draft.take("es_manager.train.env_configs.n_groups") or []
-    held_out = draft.take("es_manager.val.env_configs.tags") or []
+    held_out = texts(draft.take("es_manager.val.env_configs.tags"))
     for key in ("es_manager.val.env_configs.n_groups",):
         draft.take(key)
     several = len(tags) > 1
@@ -113,7 +113,7 @@ def _environments(draft: Carried) -> None:
 
 def _environment(draft: Carried, tag: str, weight: float, named: bool) -> None:
     at = f"custom_envs.{tag}"
-    kind = draft.take(f"{at}.env_type")
+    kind = str(draft.take(f"{at}.env_type", ""))
     world = WORLDS.get(kind) or next((ours for name, ours in TAGS.items() if name in tag), "")
     if not world:
         draft.note("es_manager.train.env_configs.tags", f"{tag}: no world of Silva is like it (silva envs)")
@@ -137,7 +137,7 @@ def _environment(draft: Carried, tag: str, weight: float, named: bool) -> None:
     for key in draft.below(f"{at}.env_config"):
         field = key.rpartition(".")[2]
         ours = FIELDS.get(world, {}).get(field)
-        if ours:
+        if ours and draft.given[key].value is not None:
             found[ours] = draft.take(key)
         else:
             draft.note(

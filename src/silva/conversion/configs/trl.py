@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from silva.conversion.configs.carried import Carried, Computed, Found, number, real, share
+from silva.conversion.configs.carried import Carried, Computed, Found, number, real, share, texts
 
 CONFIGS = ("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig")
 TRAINERS = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
@@ -141,7 +141,7 @@ def _sizes(draft: Carried) -> None:
 def _algorithm(draft: Carried, kind: str) -> None:
     draft.set("algorithm.type", kind)
     draft.move("algorithm.kl_coef", "beta", usual=0.0, change=real)
-    loss = draft.take("loss_type", "dapo")
+    loss = str(draft.take("loss_type", "dapo"))
     if loss not in AGGREGATIONS:
         draft.note("loss_type", "algorithm.loss and algorithm.aggregation (docs/algorithms.md)")
     draft.set("algorithm.aggregation", AGGREGATIONS.get(loss, "token_mean"), "loss_type")
@@ -176,10 +176,10 @@ def _optimizer(draft: Carried) -> None:
     draft.set("trainer.optimizer.schedule", schedule, "lr_scheduler_type")
     draft.move("trainer.optimizer.warmup", "warmup_steps", change=number)
     part, steps = real(draft.take("warmup_ratio", 0.0)), number(draft.take("max_steps"))
-    if part and isinstance(steps, int) and steps > 0:
+    if isinstance(part, float) and 0 < part <= 1 and isinstance(steps, int) and steps > 0:
         draft.set("trainer.optimizer.warmup", round(part * steps), "warmup_ratio")
     elif part:
-        draft.note("warmup_ratio", f"set trainer.optimizer.warmup to {part:g} of all updates")
+        draft.note("warmup_ratio", f"set trainer.optimizer.warmup to {part} of all updates")
 
 
 def _run(draft: Carried) -> None:
@@ -201,8 +201,8 @@ def _run(draft: Carried) -> None:
     draft.move("eval.every", "eval_steps", change=steps)
     draft.move("checkpoint.every", "save_steps", change=steps)
     draft.move("checkpoint.keep", "save_total_limit", change=number)
-    reports = draft.take("report_to")
-    named = [each for each in ("wandb", "mlflow", "trackio") if each in (reports or ())]
+    reports = texts(draft.take("report_to"))
+    named = [each for each in ("wandb", "mlflow", "trackio") if each in reports]
     if named:
         draft.set("monitoring.sinks", [{"type": each} for each in named], "report_to")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from silva.conversion.configs.carried import Carried, number, real, share, steps, whole
+from silva.conversion.configs.carried import Carried, number, real, share, steps, texts, whole
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
 ESTIMATORS = {
@@ -81,7 +81,7 @@ def _model(draft: Carried) -> None:
         draft.note(f"{MODEL}.path", "fill it in")
     if rank := number(draft.take(f"{MODEL}.lora_rank")):
         draft.set("model.lora.rank", rank, f"{MODEL}.lora_rank")
-        draft.move("model.lora.alpha", f"{MODEL}.lora_alpha", change=float)
+        draft.move("model.lora.alpha", f"{MODEL}.lora_alpha", change=real)
     else:
         draft.take(f"{MODEL}.lora_alpha")
     targets = draft.take(f"{MODEL}.target_modules")
@@ -118,7 +118,7 @@ def _sizes(draft: Carried) -> None:
 
 
 def _algorithm(draft: Carried) -> None:
-    estimator = draft.take("algorithm.adv_estimator", "gae")
+    estimator = str(draft.take("algorithm.adv_estimator", "gae"))
     if estimator not in ESTIMATORS:
         draft.note(
             "algorithm.adv_estimator", "no equal; grpo stands in its place (docs/algorithms.md has them all)"
@@ -128,12 +128,12 @@ def _algorithm(draft: Carried) -> None:
         draft.set("algorithm.advantage", "mean", "algorithm.norm_adv_by_std_in_grpo")
     if estimator == "gae":
         for key in ("gamma", "lam"):
-            draft.move(f"algorithm.{key}", f"algorithm.{key}", change=float)
+            draft.move(f"algorithm.{key}", f"algorithm.{key}", change=real)
         draft.move("trainer.critic.optimizer.lr", "critic.optim.lr", change=real)
     else:
         for key in ("gamma", "lam"):
             draft.take(f"algorithm.{key}")
-    mode = draft.take(f"{ACTOR}.loss_agg_mode", "token-mean")
+    mode = str(draft.take(f"{ACTOR}.loss_agg_mode", "token-mean"))
     draft.set("algorithm.aggregation", AGGREGATIONS.get(mode, "token_mean"), f"{ACTOR}.loss_agg_mode")
     loss = {"type": "clipped"}
     clip = real(draft.take(f"{ACTOR}.clip_ratio", 0.2))
@@ -187,7 +187,7 @@ def _optimizer(draft: Carried) -> None:
     draft.move("trainer.optimizer.max_grad_norm", f"{ACTOR}.grad_clip", usual=1.0, change=real)
     key = draft.first(f"{optim}.lr_scheduler_type", f"{optim}.warmup_style")
     style = draft.take(key, "constant") if key else "constant"
-    draft.set("trainer.optimizer.schedule", SCHEDULES.get(style, "constant"), key)
+    draft.set("trainer.optimizer.schedule", SCHEDULES.get(str(style), "constant"), key)
     draft.move("trainer.optimizer.min_lr_ratio", f"{optim}.min_lr_ratio", change=real)
     warmup = number(draft.take(f"{optim}.lr_warmup_steps", -1))
     part = real(draft.take(f"{optim}.lr_warmup_steps_ratio", 0.0))
@@ -198,9 +198,7 @@ def _optimizer(draft: Carried) -> None:
             f"{optim}.lr_warmup_steps",
         )
     elif part:
-        draft.note(
-            f"{optim}.lr_warmup_steps_ratio", f"set trainer.optimizer.warmup to {part:g} of all updates"
-        )
+        draft.note(f"{optim}.lr_warmup_steps_ratio", f"set trainer.optimizer.warmup to {part} of all updates")
 
 
 def _sampling(draft: Carried) -> None:
@@ -231,9 +229,9 @@ def _run(draft: Carried) -> None:
         draft.take("trainer.total_epochs")
     draft.move("eval.every", "trainer.test_freq", change=steps)
     draft.move("checkpoint.every", "trainer.save_freq", change=steps)
-    loggers = draft.take("trainer.logger", [])
+    loggers = texts(draft.take("trainer.logger"))
     project = draft.take("trainer.project_name", "silva")
-    known = [name for name in ("wandb", "mlflow", "trackio") if name in (loggers or ())]
+    known = [name for name in ("wandb", "mlflow", "trackio") if name in loggers]
     if known:
         field = {"mlflow": "experiment"}
         draft.set("monitoring.sinks", [{"type": n, field.get(n, "project"): str(project)} for n in known])
