@@ -103,6 +103,8 @@ def follow(text: str, page: Path, places: dict[Path, str], shown: dict[Path, str
             target = FRONT
         if target.is_dir() and (target / "README.md") in places:
             target /= "README.md"
+        if not target.exists():
+            raise SystemExit(f"{page}: got a link to {file}, expected a file that exists")
         here = Path(place(page)).parent
         if target.suffix == ".svg":
             return f"]({os.path.relpath(target.name, here)})"
