@@ -195,6 +195,28 @@ async def test_what_cannot_be_done_is_said(renderer: Renderer) -> None:
     assert len(play.calls.turns()) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9, "tool_choice": {"type": []}}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": []}]}], "max_tokens": 9}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "input": 1}]}]},
+        ),
+        ("/v1/messages/count_tokens", {"messages": [None]}),
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": 1.5}]}),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "c", "arguments": None}]}),
+        ("/v1/responses", {"input": [1], "tools": [[]]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [None]}]}),
+        ("/v1/chat/completions", {"messages": 7, "tools": {}}),
+    ],
+)
+async def test_what_is_malformed_is_refused(renderer: Renderer, path: str, body: dict[str, Any]) -> None:
+    async with playing(renderer, "yes") as play:
+        assert (await play.post(path, **body)).status_code == 400
+
+
 async def test_a_reward_is_posted_once_and_only_while_the_session_is_open(renderer: Renderer) -> None:
     async with playing(renderer, "yes") as play:
         assert (await play.post("/reward", reward=0.5, metrics={"steps": 3})).status_code == 200

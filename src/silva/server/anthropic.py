@@ -42,7 +42,7 @@ def asked(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tools"] = [_tool(each, f"tools.{i}") for i, each in enumerate(listed(body, "tools"))]
     if choice := body.get("tool_choice"):
         kind = choice.get("type") if isinstance(choice, dict) else choice
-        if kind not in CHOICES:
+        if not isinstance(kind, str) or kind not in CHOICES:
             raise HttpError(400, f"tool_choice: got {shown(kind)}, expected one of {', '.join(CHOICES)}")
         chat["tool_choice"] = CHOICES[kind]
     if chat["stream"]:

@@ -56,9 +56,9 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
         call = call_of(item.get("call_id"), item.get("name"), item.get("arguments"))
         _reply(messages).setdefault("tool_calls", []).append(call)
     elif kind == "reasoning":
-        parts = [*(item.get("summary") or ()), *(item.get("content") or ())]
         kinds = ("summary_text", "reasoning_text")
-        _reply(messages)["reasoning_content"] = text_in(parts, where, kinds)
+        thoughts = [text_in(item.get(part), f"{where}.{part}", kinds) for part in ("summary", "content")]
+        _reply(messages)["reasoning_content"] = "".join(thoughts)
     elif kind == "message" and item.get("role") == "assistant":
         reply = _reply(messages)
         reply["content"] = (reply["content"] or "") + text_in(item.get("content"), f"{where}.content")
