@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -18,7 +19,7 @@ from silva.environments.process.worker import NUMBER, WorkerEpisode
 from silva.errors import ConfigError
 from silva.placement import ray as placement
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart
-from silva.placement.ray import missing
+from silva.placement.ray import Actors, missing
 from silva.placement.ray_worker import CarriedWorker
 from silva.placement.settings import RayPlacementSettings
 from silva.protocols import WorkerSpec
@@ -170,3 +171,24 @@ def test_an_actor_that_stops_while_it_is_opened_is_noticed(monkeypatch: pytest.M
 
     assert asyncio.run(noticed(math.inf, 9, 3)) and asyncio.run(noticed(math.inf, 0))
     assert not asyncio.run(noticed(0.5, 10_000, 10_000))
+
+
+@pytest.mark.slow
+def test_a_part_that_is_stopped_before_it_answers_leaves_time_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray, killed = pytest.importorskip("ray"), list[Any]()
+
+    class Stopped:
+        class well:
+            remote = staticmethod(lambda: asyncio.Event().wait())
+
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(Actors, "_started", lambda *given: Stopped())
+    nothing: Any = lambda *given: {}  # noqa: E731
+    values = {"environments": [], "trainer": {"ranks": 1}}
+    settings = RayPlacementSettings(patience=0.2)
+    actors = Actors(settings, "", values, once=nothing, checkpoints=nothing, say=nothing, log=nothing)
+    why, opened = asyncio.run(actors._life(["inference"], {}))
+    assert (why, opened) == ("did not start within 0.1 s (placement.patience = 0.2)", False)
+    assert len(killed) == 1

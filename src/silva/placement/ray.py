@@ -225,13 +225,16 @@ class Actors:
         import ray
 
         opened, patience, actors = False, self._settings.patience, list[Any]()
+        limit = patience / 2  # one that is stopped before it can answer leaves time for another
         try:
             for name in names:
                 actors.append(await asyncio.to_thread(self._started, name, env))
                 self._alive[name] = actors[-1]
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(limit):
                 await gather(actor.well.remote() for actor in actors)  # Ray takes its time to start them
                 places = await _places(actors)
+            limit = patience
+            async with asyncio.timeout(limit):
                 opening = gather(
                     actor.open.remote(
                         self._make, part_of(name), json.dumps({**self._spec, "env": place}).encode()
@@ -248,7 +251,7 @@ class Actors:
             await self._silence(names, actors)
             return f"has not answered for {DEAD_AFTER:g} s", opened
         except TimeoutError:
-            return f"did not start within {patience:g} s (placement.patience)", opened
+            return f"did not start within {limit:g} s (placement.patience = {patience:g})", opened
         except ray.exceptions.RayError as error:
             return f"has died ({words(error)})", opened
         finally:
