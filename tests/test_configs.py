@@ -17,7 +17,7 @@ SHIPPED = sorted(
     for path in [*ROOT.glob("configs/**/*.toml"), *ROOT.glob("examples/**/*.toml")]
     if path.name != "pyproject.toml"
 )
-BELOW = {"tinker.toml": "thoughts.toml"}
+BELOW = {"tinker.toml": "thoughts.toml", "aepo.toml": "maths.toml"}
 """Files that are laid over another one, and such a one."""
 OF_THE_HUB = ("hotpotqa/hotpot_qa", "zai-org/LongBench-v2")
 

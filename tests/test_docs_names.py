@@ -160,6 +160,21 @@ def test_metrics_and_keys_of_the_first_page_exist():
     assert keys and {key for key in keys if f"'{key.rpartition('.')[2]}'" not in schema} == set()
 
 
+def test_papers_of_the_methods_are_listed_with_keys_that_exist():
+    page = (ROOT / "docs" / "papers.md").read_text()
+    cited = {
+        paper
+        for path in CODE
+        if re.search(r"/src/silva/(algorithms|rollouts|data)/", path.as_posix())
+        for paper in re.findall(r"arXiv:(\d+\.\d+)", path.read_text())
+    }
+    assert cited - set(re.findall(r"\[(\d+\.\d+)\]", page)) == set()
+    schema = str(json_schema(REGISTRIES))
+    keys = set(re.findall(r"`((?:algorithm|rollout|data|monitoring|trainer)(?:\.\w+)+)", page))
+    assert len(keys) > 10
+    assert {key for key in keys if not all(f"'{part}'" in schema for part in key.split("."))} == set()
+
+
 def test_stops_of_the_walks_exist():
     page = (ROOT / "docs" / "architecture.md").read_text()
     stops = re.findall(
