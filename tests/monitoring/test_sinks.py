@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_a_warning(tmp_path):
         monitor(tmp_path, {"type": "prometheus", "port": taken.getsockname()[1]}) as running,
     ):
         running.step(1, {"a": 1.0})
-    assert "Prometheus could not be opened: OSError" in (tmp_path / "run.log").read_text()
+    assert "Prometheus could not be opened: ConfigError" in (tmp_path / "run.log").read_text()
     assert [row["a"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1.0]
 
 

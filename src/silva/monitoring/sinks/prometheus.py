@@ -2,48 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from concurrent.futures import Future
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from silva.monitoring.exposition import CONTENT_TYPE, sample
 from silva.monitoring.sinks.outlet import Tracked
 from silva.storage.rollouts import RolloutRow
-
-READING = 10.0  # seconds that a client has for its request
+from silva.wire.guard import Application, Guard
+from silva.wire.listening import Bind, check_bind, serve
 
 
 class Prometheus:
     """A `Sink`. Each number is a series of the gauge silva_metric, with the labels run and metric."""
 
-    def __init__(self, host: str, port: int, run: Tracked) -> None:
-        """Raises OSError if the address is taken."""
+    def __init__(self, bind: Bind, key: str, run: Tracked) -> None:
+        """
+        Args:
+            key: readers must bring it; "" for none.
+
+        Raises:
+            ConfigError: the address is taken, or others could reach it without a key.
+        """
+        check_bind(bind, key)
         self._run, self._numbers, self._step, self._warnings = run, dict[str, float](), 0, 0
         self._lock = threading.Lock()
-        text = self.text
+        self._app = Guard(
+            Application([Route("/metrics", self._answer, methods=["GET"])]), bind, key=key, log=run.say
+        )
+        self._end: tuple[asyncio.AbstractEventLoop, asyncio.Task[None]] | None = None
+        address = Future[str]()
+        self._thread = threading.Thread(
+            target=self._serve, args=(bind, address), name="silva-prometheus", daemon=True
+        )
+        self._thread.start()
+        run.say(f"Prometheus reads the numbers of this run at {address.result()}/metrics")
 
-        class Handler(BaseHTTPRequestHandler):
-            timeout = READING
+    def _serve(self, bind: Bind, address: Future[str]) -> None:
+        async def serving() -> None:
+            task = asyncio.ensure_future(serve(self._app, bind, ready=address.set_result))
+            self._end = asyncio.get_running_loop(), task
+            await asyncio.wait((task,))
+            error = None if task.cancelled() else task.exception()
+            if not address.done():
+                address.set_exception(error or RuntimeError("the server ended before it listened"))
 
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] != "/metrics":
-                    self.send_error(404)
-                    return
-                body = text().encode()
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        asyncio.run(serving())
 
-            def log_message(self, format: str, *args: object) -> None:
-                """Who asked is no news."""
-
-        self._server = ThreadingHTTPServer((host, port), Handler)
-        self._server.daemon_threads = True
-        self.port = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="silva-prometheus", daemon=True).start()
-        run.say(f"Prometheus reads the numbers of this run at http://{host}:{self.port}/metrics")
+    async def _answer(self, request: Request) -> Response:
+        return Response(self.text(), headers={"content-type": CONTENT_TYPE})
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         with self._lock:
@@ -73,5 +85,7 @@ class Prometheus:
         return "\n".join(lines) + "\n"
 
     def close(self, finished: bool) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        if self._end is not None:
+            loop, task = self._end
+            loop.call_soon_threadsafe(task.cancel)
+        self._thread.join()

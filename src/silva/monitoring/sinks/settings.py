@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from silva.config.sections import Above0, Natural, Positive, Section
+from silva.wire.requests import key_of
 
 if TYPE_CHECKING:
     from silva.monitoring.sinks.outlet import Sink, Tracked
@@ -97,17 +98,19 @@ class PrometheusSettings(SinkSettings):
     """The newest numbers at http://HOST:PORT/metrics, for Prometheus to read; no text of rollouts."""
 
     title: ClassVar[str] = "Prometheus"
+    extra: ClassVar[str] = "services"
 
     type: Literal["prometheus"] = "prometheus"
     host: str = "127.0.0.1"
-    """Everybody who reaches this address can read the numbers."""
+    """Any other than one of this machine needs a key for its readers, in SILVA_API_KEY."""
     port: int = Field(default=9464, ge=0, le=65535)
     """0: any free one, which a message names."""
 
     def build(self, run: Tracked) -> Sink:
         from silva.monitoring.sinks.prometheus import Prometheus
+        from silva.wire.listening import Bind
 
-        return Prometheus(self.host, self.port, run)
+        return Prometheus(Bind(self.host, self.port), key_of("SILVA_API_KEY"), run)
 
 
 class JsonLinesSettings(SinkSettings):
