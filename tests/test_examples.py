@@ -21,6 +21,29 @@ def test_every_example_is_listed() -> None:
     assert set(re.findall(r"^- \[(\S+?)/?\]", page, re.MULTILINE)) == names
 
 
+def test_the_app_of_modal_has_its_functions() -> None:
+    """Modal reads the definition of an app without an account."""
+    modal = pytest.importorskip("modal", reason="pip install modal")
+    app = load_object(
+        f"{EXAMPLES / 'modal' / 'app.py'}:app", lambda found: isinstance(found, modal.App), "app"
+    )
+    assert app.name == "silva"
+    for name in ("train", "evaluate", "serve"):
+        load_object(
+            f"{EXAMPLES / 'modal' / 'app.py'}:{name}",
+            lambda found: isinstance(found, modal.Function),
+            "function",
+        )
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_the_images_copy_files_that_exist(kind: str) -> None:
+    text = (EXAMPLES / "docker" / f"Dockerfile.{kind}").read_text()
+    copied = [file for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for file in line.split()]
+    assert len(copied) > 5
+    assert [file for file in copied if not (EXAMPLES.parent / file).exists()] == []
+
+
 @pytest.mark.slow
 def test_grpo_trains_and_shows_held_out_rewards(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
