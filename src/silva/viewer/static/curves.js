@@ -3,6 +3,8 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact_htm.
 import { number } from "./parts.js";
 
 const COLOURS = 8;
+/** Lines of several runs in one chart: its first, second, ... metric. */
+const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 
 /** Exponential moving average without the bias of its start. */
 export function smooth(values, by) {
@@ -22,7 +24,9 @@ export function merged(parts) {
     if (!found.has(chart.title)) found.set(chart.title, { title: chart.title, more: chart.more, series: [] });
     for (const series of chart.series) {
       const several = chart.series.length > 1 || parts.length === 1;
-      found.get(chart.title).series.push({ ...series, label: parts.length === 1 ? series.name : several ? `${name} · ${series.name}` : name, colour: parts.length === 1 ? null : colour, run: name });
+      const { series: all } = found.get(chart.title), same = all.find((each) => each.name === series.name);
+      const dash = parts.length === 1 ? 0 : same ? same.dash : new Set(all.map((each) => each.name)).size;
+      all.push({ ...series, label: parts.length === 1 ? series.name : several ? `${name} · ${series.name}` : name, colour: parts.length === 1 ? null : colour, dash, run: name });
     }
   }
   return [...found.values()];
@@ -61,7 +65,7 @@ function Chart({ chart, by, open }) {
       axes: [{ ...axis, size: 26, grid: { show: false } }, axis],
       series: [{}, ...table.kinds.map(({ of, kind }) => ({
         stroke: kind === "raw" ? colour(of, 0.3) : kind === "line" ? colour(of) : "transparent",
-        width: kind === "line" ? 2 : 1, points: { show: kind === "line" && series[of].x.length < 30, size: 5 }, spanGaps: true,
+        width: kind === "line" ? 2 : 1, dash: kind === "line" ? dashes(series[of]) : [], points: { show: kind === "line" && series[of].x.length < 30, size: 5 }, spanGaps: true,
       }))],
       bands: table.bands.map(([high, low, of]) => ({ series: [high, low], fill: colour(of, 0.18) })),
       hooks: { setCursor: [(u) => tell(u.cursor.idx)] },
@@ -82,10 +86,12 @@ function Chart({ chart, by, open }) {
   const step = at == null ? null : table.data[0][at];
   return html`<figure class="card chart">
     <figcaption><h3>${chart.title}</h3><span class="soft num">${step == null ? "" : `step ${step}`}</span></figcaption>
-    <div class="legend">${series.map((each, i) => html`<span key=${i}><i class="swatch s${(each.colour ?? i) % COLOURS}"></i>${each.label ?? each.name} <b>${number(valueAt(each, step))}</b></span>`)}</div>
+    <div class="legend">${series.map((each, i) => html`<span key=${i}>${each.dash ? html`<svg class="swatch line" aria-hidden="true"><line y1="4.5" y2="4.5" x2="22" stroke="var(--s${each.colour % COLOURS})" stroke-width="2" stroke-dasharray=${dashes(each).join(" ")} /></svg>` : html`<i class="swatch s${(each.colour ?? i) % COLOURS}"></i>`}${each.label ?? each.name} <b>${number(valueAt(each, step))}</b></span>`)}</div>
     <div class="plot" ref=${box} role="img" aria-label=${describe(chart)}></div>
   </figure>`;
 }
+
+const dashes = (series) => DASHES[(series.dash ?? 0) % DASHES.length];
 
 /** The colour of a variable as canvas takes it. */
 function resolved(name, alpha = 1) {
