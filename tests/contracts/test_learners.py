@@ -312,7 +312,10 @@ SAVED = "(saved and not float32)"  # which is written in the same way
 SOME = f"15-True or scores or {SAVED} or weights_are"  # a critic, walks, checkpoints, exports
 LAYERS = f"{SOME} or qwen3 or False-lora"
 HEADS = {"cp": 2, "cp_style": "ulysses"}
-PIPED = f"15-False or scores or {SAVED} or weights_are or True-qwen3 or False-lora or skipped or on_all"
+PIPED = (  # stages have no micro-batch of their own that could fail
+    f"15-False or scores or {SAVED} or weights_are or True-qwen3 or False-lora or skipped"
+    " or (on_all and not leaves_nothing)"
+)
 
 
 @starts_ranks
