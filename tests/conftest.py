@@ -86,3 +86,15 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
     config.addinivalue_line("markers", "same_bits: needs a machine whose numbers do not depend on the batch")
+
+
+@pytest.fixture
+def adopted() -> Iterator[None]:
+    """Losses, advantages and credits that come from files of a test are forgotten after it."""
+    from silva.algorithms.own import TABLES
+
+    before = {key: dict(table) for key, table in TABLES.items()}
+    yield
+    for key, table in TABLES.items():
+        table.clear()
+        table.update(before[key])

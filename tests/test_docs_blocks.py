@@ -60,7 +60,7 @@ def of(language: str) -> dict[str, Block]:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None) -> Path:
     """A reader's folder: the files that pages show or name."""
     monkeypatch.chdir(tmp_path)
     for name in ("mine.py", "rewards.py"):

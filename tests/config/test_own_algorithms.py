@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 import silva
 from silva.algorithms.objective import parse
-from silva.algorithms.own import TABLES
 from silva.config.load import load
 from silva.errors import ConfigError
 from silva.registries import REGISTRIES
@@ -73,15 +71,11 @@ KEYS: dict[str, Any] = {
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[str]:
-    """The file; what is adopted from it is forgotten after the test."""
+def own(tmp_path: Path, adopted: None) -> str:
+    """The file."""
     path = tmp_path / "own.py"
     path.write_text(OWN)
-    before = {key: dict(table) for key, table in TABLES.items()}
-    yield str(path)
-    for key, table in TABLES.items():
-        table.clear()
-        table.update(before[key])
+    return str(path)
 
 
 def resolved(*options: str, cwd: Path | None = None, own_code: bool = True) -> Any:

@@ -201,7 +201,7 @@ def test_leftovers_of_a_killed_build_are_removed(tmp_path) -> None:
     path, cache = corpus(tmp_path), tmp_path / "cache"
     Bm25.open(path, cache=cache)
     [index] = indices(cache)
-    left = cache / f".{index.name}.silva-0"
+    left = cache / f".{index.name}.silva-killed00"
     index.rename(left)
     Bm25.open(path, cache=cache)
     assert indices(cache) == [index]

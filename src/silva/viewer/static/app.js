@@ -64,10 +64,10 @@ function App() {
   }, []);
   useEffect(() => {
     const pressed = (event) => {
-      if (event.key === "Escape") return typing(event) ? event.target.blur() : help ? showHelp(false) : go(above(place));
+      if (event.key === "Escape") return typing(event) ? event.target.blur() : help ? showHelp(false) : go(above(placeOf(location.hash)));  // which may be newer than the page
       if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.key === "?") showHelp(!help);
-      else if (event.key === "d") darken(!dark);
+      if (event.key === "?") showHelp((was) => !was);
+      else if (event.key === "d") darken((was) => !was);
       else if (event.key === "/") { event.preventDefault(); document.querySelector("main input[type=search]")?.focus(); }
     };
     addEventListener("keydown", pressed);
