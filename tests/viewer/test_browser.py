@@ -92,7 +92,7 @@ def page(tab: Page, address: str) -> Iterator[Page]:
     assert tab.run("document.querySelectorAll('main img, main script, main iframe').length") == 0
 
 
-def until(page: Page, condition: str) -> None:
+def assert_soon(page: Page, condition: str) -> None:
     """Wait for what a script says, at most half a minute."""
     done = page.run(
         "new Promise(done => { let left = 600; const look = () => { let ok = false;"
@@ -105,7 +105,7 @@ def until(page: Page, condition: str) -> None:
 def go(page: Page, address: str, place: str, expected: str) -> None:
     page.open("about:blank")
     page.open(f"{address}/{place}")
-    until(page, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+    assert_soon(page, f"{ABOUT_JS}.includes({json.dumps(expected)})")
 
 
 def press(page: Page, key: str) -> None:
@@ -117,18 +117,18 @@ def press(page: Page, key: str) -> None:
 def test_from_the_list_by_keyboard_to_a_rollout_and_back(page: Page, address: str) -> None:
     go(page, address, PLACES["runs"], "seed_0")
     press(page, "?")
-    until(page, "document.querySelector('.keys').innerText.includes('next, previous row')")
+    assert_soon(page, "document.querySelector('.keys').innerText.includes('next, previous row')")
     press(page, "?")
     go(page, address, PLACES["rollouts"], "rollouts fit")
     press(page, "j")
     press(page, "j")
-    until(page, "document.querySelectorAll('.list-row')[1].classList.contains('chosen')")
+    assert_soon(page, "document.querySelectorAll('.list-row')[1].classList.contains('chosen')")
     press(page, "Enter")
-    until(page, "document.querySelector('.turn') && location.hash.startsWith('#/rollout?')")
+    assert_soon(page, "document.querySelector('.turn') && location.hash.startsWith('#/rollout?')")
     press(page, "Escape")
-    until(page, "location.hash.startsWith('#/step?')")
+    assert_soon(page, "location.hash.startsWith('#/step?')")
     press(page, "Escape")
-    until(page, "location.hash.startsWith('#/run?')")
+    assert_soon(page, "location.hash.startsWith('#/run?')")
 
 
 def test_a_filter_is_in_the_address_and_an_error_says_where(page: Page, address: str) -> None:
@@ -138,7 +138,7 @@ def test_a_filter_is_in_the_address_and_an_error_says_where(page: Page, address:
         f"(() => {{ const box = document.getElementById('filter'); box.value = {asked!r};"
         " box.dispatchEvent(new Event('input', {bubbles: true})); box.form.requestSubmit(); })()"
     )
-    until(page, f"{ABOUT_JS}.includes('4 rollouts fit')")
+    assert_soon(page, f"{ABOUT_JS}.includes('4 rollouts fit')")
     assert page.run("decodeURIComponent(location.hash)").endswith(f"filter={asked}")
     go(page, address, PLACES["rollouts"] + "&filter=rewrd%3C1", "did you mean reward?")
     page.problems[:] = [each for each in page.problems if "400" not in each]  # the browser logs the answer
@@ -147,21 +147,21 @@ def test_a_filter_is_in_the_address_and_an_error_says_where(page: Page, address:
 def test_a_long_list_has_few_rows_in_the_page(page: Page, address: str) -> None:
     go(page, address, PLACES["rollouts"], "rollouts fit")
     page.run("document.querySelector('.scroll').scrollTop = 1e6")
-    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) >= 200")
+    assert_soon(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) >= 200")
     page.run("document.querySelector('.scroll').scrollTop = 1e6")
-    until(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) === 270")
+    assert_soon(page, "Math.round(parseFloat(document.querySelector('.tall').style.height) / 38) === 270")
     assert page.run("document.querySelectorAll('.list-row').length") < 60
 
 
 def test_a_forest_opens_its_turns_and_its_members(page: Page, address: str) -> None:
     go(page, address, GROUP, "Side by side")
-    until(
+    assert_soon(
         page,
         "document.querySelectorAll('.node').length > 4 "
         "&& document.querySelectorAll('.sides .turn').length > 2",
     )
     page.run("document.querySelectorAll('.node')[1].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
-    until(page, "document.querySelector('.node-text').innerText.includes('tokens sampled')")
+    assert_soon(page, "document.querySelector('.node-text').innerText.includes('tokens sampled')")
     before = page.run("document.querySelector('.node circle').style.fill")
     go(page, address, GROUP + "&colour=entropy", "Side by side")
     assert page.run("document.querySelector('.node circle').style.fill") != before
@@ -169,12 +169,12 @@ def test_a_forest_opens_its_turns_and_its_members(page: Page, address: str) -> N
 
 def test_tokens_tell_their_numbers(page: Page, address: str) -> None:
     go(page, address, PLACES["tokens"], "Point at a token")
-    until(page, "document.querySelectorAll('.segment.policy .token').length > 10")
+    assert_soon(page, "document.querySelectorAll('.segment.policy .token').length > 10")
     page.run(
         "document.querySelector('.segment.policy .token')"
         ".dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
     )
-    until(
+    assert_soon(
         page,
         "/sampled · log-probability sampled with -.*entropy/"
         ".test(document.querySelector('.token-facts').innerText)",
@@ -183,12 +183,12 @@ def test_tokens_tell_their_numbers(page: Page, address: str) -> None:
 
 def test_the_same_task_in_two_steps_word_by_word(page: Page, address: str) -> None:
     go(page, address, PLACES["task"], "only in A")
-    until(page, "document.querySelectorAll('.diff del, .diff ins').length > 0")
+    assert_soon(page, "document.querySelectorAll('.diff del, .diff ins').length > 0")
 
 
 def test_a_point_of_a_curve_opens_its_step(page: Page, address: str) -> None:
     go(page, address, PLACES["run"], "Curves")
-    until(page, "document.querySelectorAll('.plot canvas').length > 5")
+    assert_soon(page, "document.querySelectorAll('.plot canvas').length > 5")
     x, y = page.run(
         "(() => { const cards = [...document.querySelectorAll('.chart')];"
         " const card = cards.find(c => c.innerText.startsWith('Reward'));"
@@ -197,7 +197,7 @@ def test_a_point_of_a_curve_opens_its_step(page: Page, address: str) -> None:
         " const b = plot.getBoundingClientRect(); return [b.x + b.width / 2, b.y + 60]; })()"
     )
     page.click(x, y)
-    until(
+    assert_soon(
         page,
         "location.hash.startsWith('#/step?') && document.querySelector('h1').innerText.startsWith('Step')",
     )
@@ -205,9 +205,9 @@ def test_a_point_of_a_curve_opens_its_step(page: Page, address: str) -> None:
 
 def test_hostile_text_is_shown_and_nothing_else(page: Page, address: str) -> None:
     go(page, address, f"#/rollouts?run={RUN}&filter=failed", "4 rollouts fit")
-    until(page, "document.querySelector('.list-row')")
+    assert_soon(page, "document.querySelector('.list-row')")
     page.run("location.hash = document.querySelector('.list-row').getAttribute('href')")
-    until(page, f"{ABOUT_JS}.includes({json.dumps(HOSTILE)})")
+    assert_soon(page, f"{ABOUT_JS}.includes({json.dumps(HOSTILE)})")
 
 
 def test_a_run_that_goes_on_is_followed(tab: Page, tmp_path: Path, pages_of: Callable[[Path], Pages]) -> None:
@@ -216,9 +216,11 @@ def test_a_run_that_goes_on_is_followed(tab: Page, tmp_path: Path, pages_of: Cal
         go(tab, address, "#/step?run=runs/a&step=3", "Step 3")
         append_metrics(run.metrics, 4, {"reward/raw": 0.5})
         write_rollouts(rollouts_path(run.rollouts, 4), [rollout(4, 0, random.Random(0), 1.0)])
-        until(tab, "[...document.querySelectorAll('a.button')].some(a => a.innerText.startsWith('4'))")
+        assert_soon(tab, "[...document.querySelectorAll('a.button')].some(a => a.innerText.startsWith('4'))")
         tab.run("location.hash = '#/'")
-        until(tab, "/ 4( |\\t|$)/m.test(document.querySelector('tbody').innerText.replaceAll('\\t', ' '))")
+        assert_soon(
+            tab, "/ 4( |\\t|$)/m.test(document.querySelector('tbody').innerText.replaceAll('\\t', ' '))"
+        )
         tab.open("about:blank")
 
 
@@ -232,7 +234,7 @@ def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_pa
                             (PLACES["rollouts"], "shown")):  # fmt: skip
         tab.open("about:blank")
         tab.open((target / "index.html").as_uri() + place)
-        until(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+        assert_soon(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
     assert tab.problems == []
     assert all(url.startswith(("file:", "about:", "data:")) for url in tab.requests)
 
@@ -250,7 +252,7 @@ def test_every_page_fits_and_axe_finds_no_serious_fault(
     for name, place in PLACES.items():
         page.look(width, 900, scheme)
         go(page, address, place, "")
-        until(
+        assert_soon(
             page,
             "!document.querySelector('main [role=status]')?.innerText.startsWith('Reading')"
             " && document.querySelector('h1')",

@@ -6,7 +6,7 @@
 
 A history goes on from a call if it repeats that call's messages and its reply. Then it is that call's own
 tokens, those that were sampled included, and the new messages after them. Any other history is rendered
-anew, except for replies that it repeats: these keep their tokens.
+anew, but replies that it repeats keep their tokens.
 
 Each path is a row of training: it begins with a `fresh` turn that shows all that came before, and of which
 only the reply is trained. So no token carries loss twice, and an episode counts once in a baseline, however

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from silva.server.forms import DECIDED, ApiForm, arguments_of, call_of, function_of, listed, text_in
+from silva.server.forms import DECIDED, ApiForm, arguments_of, call_of, listed, own_tools, text_in
 from silva.server.parsing import shown
 from silva.wire.guard import HttpError
 
@@ -39,7 +39,7 @@ def asked(body: Mapping[str, Any]) -> dict[str, Any]:
                             "max_tokens": body.get("max_tokens"), "model": body.get("model"),
                             "stream": body.get("stream") or False}  # fmt: skip
     if body.get("tools"):
-        chat["tools"] = [_tool(each, f"tools.{i}") for i, each in enumerate(listed(body, "tools"))]
+        chat["tools"] = own_tools(body, "custom", "input_schema", usual="custom")
     if choice := body.get("tool_choice"):
         kind = choice.get("type") if isinstance(choice, dict) else choice
         if not isinstance(kind, str) or kind not in CHOICES:
@@ -79,16 +79,6 @@ def _messages(message: Any, where: str) -> list[dict[str, Any]]:
         said |= {"reasoning_content": "".join(thoughts)} if thoughts else {}
         return [said | ({"tool_calls": calls, "content": said["content"] or None} if calls else {})]
     return [*results, said] if texts or not results else results
-
-
-def _tool(tool: Any, where: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type", "custom") != "custom":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise HttpError(
-            400,
-            f"{where}: got a tool of type {shown(kind)}, which a server of Anthropic's has; expected custom",
-        )
-    return function_of(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
 def answer(request: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:

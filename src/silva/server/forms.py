@@ -132,6 +132,26 @@ def call_of(id: Any, name: Any, arguments: str) -> dict[str, Any]:
     return {"type": "function", "id": id, "function": {"name": name, "arguments": arguments}}
 
 
+def own_tools(body: Mapping[str, Any], kind: str, parameters: str, usual: str = "") -> list[dict[str, Any]]:
+    """The client's tools, as chat completions have them.
+
+    Args:
+        kind: what their type must be; `usual`: what it is where it is left out.
+        parameters: the key of a tool's schema.
+
+    Raises:
+        HttpError: one of them is run by the provider's own servers, or is no tool.
+    """
+    for i, tool in enumerate(tools := listed(body, "tools")):
+        given = tool.get("type", usual) if isinstance(tool, dict) else tool
+        if not isinstance(tool, dict) or given != kind:
+            raise HttpError(
+                400,
+                f"tools.{i}: got a tool of type {shown(given)}, expected {kind}: others run at the provider",
+            )
+    return [function_of(tool.get("name"), tool.get("description"), tool.get(parameters)) for tool in tools]
+
+
 def function_of(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}

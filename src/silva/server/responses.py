@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from silva.server.forms import DECIDED, ApiForm, call_of, function_of, listed, text_in
+from silva.server.forms import DECIDED, ApiForm, call_of, listed, own_tools, text_in
 from silva.server.parsing import HARMLESS, shown
 from silva.wire.guard import HttpError
 
@@ -38,7 +38,7 @@ def asked(body: Mapping[str, Any]) -> dict[str, Any]:
     chat: dict[str, Any] = {"messages": messages, "max_tokens": body.get("max_output_tokens"),
                             "model": body.get("model"), "stream": body.get("stream") or False}  # fmt: skip
     if body.get("tools"):
-        chat["tools"] = [_tool(each, f"tools.{i}") for i, each in enumerate(listed(body, "tools"))]
+        chat["tools"] = own_tools(body, "function", "parameters")
     if body.get("tool_choice") is not None:
         chat["tool_choice"] = "none" if body["tool_choice"] == "none" else "auto"  # nothing forces a call
     if chat["stream"]:
@@ -77,16 +77,6 @@ def _reply(messages: list[dict[str, Any]]) -> dict[str, Any]:
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
-
-
-def _tool(tool: Any, where: str) -> dict[str, Any]:
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        kind = tool.get("type") if isinstance(tool, dict) else tool
-        raise HttpError(
-            400,
-            f"{where}: got a tool of type {shown(kind)}, which a server of OpenAI's has; expected function",
-        )
-    return function_of(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
 def answer(request: Mapping[str, Any], chat: Mapping[str, Any]) -> dict[str, Any]:

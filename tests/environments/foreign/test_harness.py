@@ -175,6 +175,7 @@ def test_nothing_outlives_silva_when_it_is_killed(tmp_path: Path) -> None:
     silva.send_signal(signal.SIGKILL)
     silva.wait()
     wait(lambda: gone(tmp_path / "pids"))
+    assert gone(tmp_path / "pids")
 
 
 def wait(condition: Any) -> None:

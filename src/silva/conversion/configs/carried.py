@@ -10,6 +10,13 @@ from typing import Any
 ABSENT: Any = object()
 
 
+ORDER = (
+    "name", "seed", "output_dir", "steps", "model", "data", "environments", "rollout", "algorithm", "engine",
+    "trainer", "eval", "checkpoint", "monitoring", "placement",
+)  # fmt: skip
+"""Of the sections that are written."""
+
+
 class Computed(str):
     """An expression in Python, which is not computed."""
 
@@ -24,7 +31,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Note:
-    """What is to be known about a key, or (`key` = "") about the whole.
+    """A remark on a key, or (`key` = "") on the whole.
 
     `dropped`: it was not carried over, since it has no equal or needs none; otherwise somebody has to decide.
     """
@@ -81,6 +88,15 @@ class Carried:
         self.set(ours, change(value) if change else value, *([key] if key else []))
         return self.values[ours]
 
+    def lengths(self, prompt: str, reply: str, usual: tuple[int | None, int | None] = (None, None)) -> None:
+        """Carry over the most tokens of a prompt and of a reply, which are under these two keys; `usual` are
+        their defaults."""
+        most, ours = number(self.take(prompt, usual[0])), number(self.take(reply, usual[1]))
+        if isinstance(ours, int):
+            self.set("rollout.limits.max_turn_tokens", ours, reply)
+            if isinstance(most, int):
+                self.set("rollout.limits.max_episode_tokens", most + ours, prompt, reply)
+
     def note(self, key: str, text: str) -> None:
         """Say something about a key that the file has, or about the whole (`key` = "")."""
         found = self.given.get(key, Found(None, ""))
@@ -109,24 +125,7 @@ class Carried:
             table[last] = value
         if self.environments:
             whole["environments"] = self.environments
-        order = (
-            "name",
-            "seed",
-            "output_dir",
-            "steps",
-            "model",
-            "data",
-            "environments",
-            "rollout",
-            "algorithm",
-            "engine",
-            "trainer",
-            "eval",
-            "checkpoint",
-            "monitoring",
-            "placement",
-        )
-        return {key: whole[key] for key in order if key in whole}
+        return {key: whole[key] for key in ORDER if key in whole}
 
 
 def number(value: Any) -> Any:

@@ -122,19 +122,7 @@ def _sizes(draft: Carried) -> None:
     )
     if (again := number(draft.take("num_iterations", 1))) != 1:
         draft.note("num_iterations", f"each row is trained once a step, not {again} times")
-    reply, prompt = (
-        number(draft.take("max_completion_length", 256)),
-        number(draft.take("max_prompt_length", 512)),
-    )
-    if isinstance(reply, int) and not isinstance(reply, Computed):
-        draft.set("rollout.limits.max_turn_tokens", reply, "max_completion_length")
-        if isinstance(prompt, int):
-            draft.set(
-                "rollout.limits.max_episode_tokens",
-                reply + prompt,
-                "max_completion_length",
-                "max_prompt_length",
-            )
+    draft.lengths("max_prompt_length", "max_completion_length", (512, 256))
     draft.move("trainer.gradient_checkpointing", "gradient_checkpointing", change=bool)
 
 

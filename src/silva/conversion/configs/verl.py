@@ -101,16 +101,7 @@ def _sizes(draft: Carried) -> None:
     if group == 1 and draft.take("algorithm.adv_estimator") == "grpo":
         draft.note("", "rollout.n is 1, so a group has one episode and nothing to compare it with")
     draft.move("trainer.micro_batch_tokens", f"{ACTOR}.ppo_max_token_len_per_gpu", change=whole)
-    prompt, reply = (number(draft.take(f"data.max_{part}_length")) for part in ("prompt", "response"))
-    if isinstance(reply, int):
-        draft.set("rollout.limits.max_turn_tokens", reply, "data.max_response_length")
-        if isinstance(prompt, int):
-            draft.set(
-                "rollout.limits.max_episode_tokens",
-                prompt + reply,
-                "data.max_prompt_length",
-                "data.max_response_length",
-            )
+    draft.lengths("data.max_prompt_length", "data.max_response_length")
     draft.move(
         "rollout.limits.max_turns",
         *(f"{ROLLOUT}.multi_turn.{key}" for key in ("max_turns", "max_assistant_turns")),

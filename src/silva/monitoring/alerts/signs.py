@@ -42,7 +42,7 @@ class Signs:
             self.step(row)
 
     def step(self, row: Row) -> list[str]:
-        """What is to be told after the step of this row; rows of evaluations alone say nothing."""
+        """What people are told after the step of this row; rows of evaluations alone say nothing."""
         if row.get("reward/raw") is None and row.get("trajectories/played") is None:
             return []
         self._rows.append(row)
