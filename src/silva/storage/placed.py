@@ -72,7 +72,9 @@ def _refused(error: Exception, path: Path) -> int:
     if error.errno in FULL or not isinstance(error.filename, str):
         return error.errno if error.errno in FULL else 0
     about = Path(error.filename)
-    beside = any(each.name.startswith(_hidden(path)) for each in (about, *about.parents))
+    beside = any(
+        each.name.startswith((_hidden(path), f".{path.name}.tmp-")) for each in (about, *about.parents)
+    )
     own = beside or path in (about, *about.parents) or about in path.parents
     return error.errno if own else 0
 

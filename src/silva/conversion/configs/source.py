@@ -6,9 +6,11 @@ from __future__ import annotations
 import ast
 import itertools
 import operator
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import yaml
 
 from silva.config.toml_lines import scan
 from silva.conversion.configs.carried import Computed, Found
-from silva.errors import ConfigError, RecordError
+from silva.errors import ConfigError, RecordError, SilvaError
 
 MOST_BYTES, MOST_KEYS = 2_000_000, 20_000
 VERL_DEFAULTS = ("ppo_trainer", "ppo_megatron_trainer", "_self_")
@@ -70,7 +72,14 @@ def read(path: Path) -> Flat:
     )
     if path.suffix not in readers:
         raise ConfigError(f"{path}: got {path.suffix or 'no suffix'}, expected {', '.join(readers)}")
-    return readers[path.suffix](text, path, ())
+    try:
+        return readers[path.suffix](text, path, ())
+    except SilvaError:
+        raise
+    except (RecursionError, MemoryError) as error:
+        raise RecordError(f"{path}: got values nested too deeply, expected a configuration") from error
+    except (ValueError, OverflowError) as error:  # what is no value of its type, such as a 13th month
+        raise RecordError(f"{path}: {' '.join(str(error).split())}") from error
 
 
 def _toml(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
@@ -90,7 +99,7 @@ def _yaml(text: str, path: Path, above: tuple[Path, ...]) -> Flat:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         flat = dict(itertools.islice(_nodes(node, path), MOST_KEYS + 1)) if node else {}
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise RecordError(f"{path}: {' '.join(str(error).split())}") from error
     if len(flat) > MOST_KEYS:
         raise RecordError(
@@ -100,7 +109,12 @@ def _yaml(text: str, path: Path, above: tuple[Path, ...]) -> Flat:
     named = [found.value for key, found in flat.items() if re.fullmatch(r"defaults\.\d+", key)]
     for name in named:
         file = path.parent / f"{name}.yaml"
-        if name not in VERL_DEFAULTS and file.is_file() and file not in (path, *above) and len(above) < 10:
+        if (
+            name not in VERL_DEFAULTS
+            and os.path.isfile(file)
+            and file not in (path, *above)
+            and len(above) < 10
+        ):
             merged |= _yaml(file.read_text("utf-8-sig", "replace"), file, (*above, path))
     for key in [
         key for key in merged if any(key.startswith(f"{new}.") or new.startswith(f"{key}.") for new in flat)
@@ -110,11 +124,10 @@ def _yaml(text: str, path: Path, above: tuple[Path, ...]) -> Flat:
     lists = {key.rpartition(".")[0] for key in flat if key.rpartition(".")[2].isdigit()}
     merged = {key: found for key, found in merged.items() if key.rpartition(".")[0] not in lists}
     merged |= {key: found for key, found in flat.items() if not key.startswith(("defaults", "hydra"))}
-    return (
-        merged
-        if above
-        else {key: Found(_filled(found.value, merged), found.place) for key, found in merged.items()}
-    )
+    if above:
+        return merged
+    filled = _Size(path)
+    return {key: Found(_filled(found.value, merged, filled), found.place) for key, found in merged.items()}
 
 
 def _nodes(node: yaml.Node, path: Path, key: str = "") -> Iterator[tuple[str, Found]]:
@@ -127,21 +140,44 @@ def _nodes(node: yaml.Node, path: Path, key: str = "") -> Iterator[tuple[str, Fo
         for index, value in enumerate(node.value):
             yield from _nodes(value, path, f"{key}.{index}")
     else:
-        loader = yaml.SafeLoader("")
-        yield key, Found(loader.construct_object(node, deep=True), f"{path.name}:{node.start_mark.line + 1}")
+        line = node.start_mark.line + 1
+        try:
+            value = yaml.SafeLoader("").construct_object(node, deep=True)
+            str(value)  # Python writes no whole number of more than 4,300 digits
+        except ValueError as error:
+            raise RecordError(f"{path}:{line}: {key}: no value of YAML: {error}") from error
+        yield key, Found(value, f"{path.name}:{line}")
 
 
-def _filled(value: Any, flat: Mapping[str, Found], depth: int = 10) -> Any:
+class _Size:
+    """Of what names in a file stand for: a few lines that name each other twice can stand for gigabytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._sum = path, 0
+
+    def add(self, text: str = "") -> str:
+        """Raises RecordError if with this text all together are too large."""
+        self._sum += len(text) + 1
+        if self._sum > MOST_BYTES:
+            raise RecordError(
+                f"{self._path}: got names that stand for more than {MOST_BYTES:,} characters, "
+                "expected a configuration"
+            )
+        return text
+
+
+def _filled(value: Any, flat: Mapping[str, Found], size: _Size, depth: int = 10) -> Any:
+    size.add()
     if isinstance(value, list):
-        return [_filled(each, flat, depth) for each in value]
+        return [_filled(each, flat, size, depth) for each in value]
     if not isinstance(value, str) or "${" not in value or not depth:
         return value
     whole = re.fullmatch(r"\$\{([\w.]+)\}", value)
     if whole and whole[1] in flat:
-        return _filled(flat[whole[1]].value, flat, depth - 1)
+        return _filled(flat[whole[1]].value, flat, size, depth - 1)
 
     def one(match: re.Match[str]) -> str:
-        return str(flat[match[1]].value) if match[1] in flat else match[0]
+        return size.add(str(flat[match[1]].value)) if match[1] in flat else match[0]
 
     return re.sub(r"\$\{([\w.]+)\}", one, value)
 
@@ -151,32 +187,38 @@ def _shell(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
     variables that it sets."""
     known: dict[str, str] = {}
     found: Flat = {}
+    size = _Size(path)
     for number, line in enumerate(text.splitlines(), start=1):
         code = line.strip()
         if code.startswith("#"):
             continue
         if assigned := re.match(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)$", code):
-            known[assigned[1]] = _expanded(_unquoted(re.split(r"\s+#", assigned[2])[0].strip()), known)
+            known[assigned[1]] = _expanded(_unquoted(re.split(r"\s+#", assigned[2])[0].strip()), known, size)
             continue
         code = re.sub(r"\s*\\$", "", re.sub(r"\s+(?:2>&1|\||\$@).*$", "", code))
         for key, value in _OVERRIDE.findall(code):
             if not key.startswith("hydra."):
-                found[key] = Found(_scalar(_expanded(_unquoted(value), known)), f"{path.name}:{number}")
+                found[key] = Found(_scalar(_expanded(_unquoted(value), known, size)), f"{path.name}:{number}")
         for flag, value in re.findall(r"--([a-z]\w*)(?:[ =]+(?!--)(\S+))?", code):
-            shown = _scalar(_expanded(_unquoted(value), known)) if value else True
+            shown = _scalar(_expanded(_unquoted(value), known, size)) if value else True
             found[flag] = Found(shown, f"{path.name}:{number}")
     return found
 
 
-def _expanded(text: str, known: Mapping[str, str]) -> str:
-    text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", lambda m: known.get(m[1]) or m[2] or m[0], text)
-    text = re.sub(r"\$(\w+)", lambda m: known.get(m[1], m[0]), text)
+def _expanded(text: str, known: Mapping[str, str], size: _Size) -> str:
+    def braced(match: re.Match[str]) -> str:
+        return size.add(known.get(match[1]) or match[2] or match[0])
+
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", braced, text)
+    text = re.sub(r"\$(\w+)", lambda match: size.add(known.get(match[1], match[0])), text)
 
     def sum_of(match: re.Match[str]) -> str:
-        names = re.sub(r"[A-Za-z_]\w*", lambda m: known.get(m[0], m[0]), match[1])
+        names = re.sub(r"[A-Za-z_]\w*", lambda m: size.add(known.get(m[0], m[0])), match[1])
         try:
-            return str(_value(ast.parse(names, mode="eval").body, {}))
-        except (SyntaxError, ValueError):
+            return str(_value(ast.parse(names, mode="eval").body, {}, size))
+        except RecordError:
+            raise
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return match[0]
 
     return re.sub(r"\$\(\((.*)\)\)", sum_of, text)
@@ -189,7 +231,7 @@ def _unquoted(text: str) -> str:
 def _scalar(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
 
 
@@ -200,16 +242,21 @@ def _python(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}:{getattr(error, 'lineno', 0)}: no valid Python: {error}") from error
+        line = getattr(error, "lineno", None)
+        place = f"{path}:{line}" if line else path
+        raise RecordError(f"{place}: no valid Python: {error}") from error
     known: dict[str, ast.expr] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             known[node.targets[0].id] = node.value
     found: Flat = {}
+    size = _Size(path)
 
     def add(key: str, value: ast.expr) -> None:
         try:
-            known_value = _value(value, known)
+            known_value = _value(value, known, size)
+        except RecordError:
+            raise
         except ValueError:
             known_value = Computed(ast.unparse(value))
         found.setdefault(key, Found(known_value, f"{path.name}:{value.lineno}"))
@@ -232,26 +279,36 @@ def _called(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
-def _value(node: ast.expr, known: Mapping[str, ast.expr], depth: int = 20) -> Any:
+def _value(node: ast.expr, known: Mapping[str, ast.expr], size: _Size, depth: int = 20) -> Any:
     """The value of a literal, a name of one, or arithmetic on them. Raises ValueError for anything else."""
+    size.add()
     if depth:
         match node:
-            case ast.Constant():
+            case ast.Constant(value=str() | float() | None):
                 return node.value
+            case ast.Constant(value=int() as number):
+                return _short(number)
             case ast.Name() if node.id in known:
-                return _value(known[node.id], known, depth - 1)
+                return _value(known[node.id], known, size, depth - 1)
             case ast.List() | ast.Tuple():
-                return [_value(each, known, depth - 1) for each in node.elts]
+                return [_value(each, known, size, depth - 1) for each in node.elts]
             case ast.UnaryOp(op=ast.USub()):
-                return -_value(node.operand, known, depth - 1)
+                number = _value(node.operand, known, size, depth - 1)
+                if isinstance(number, int | float):
+                    return -number
             case ast.BinOp() if type(node.op) in _ARITHMETIC:
-                sides = [_value(side, known, depth - 1) for side in (node.left, node.right)]
+                sides = [_value(side, known, size, depth - 1) for side in (node.left, node.right)]
                 if all(isinstance(side, int | float) for side in sides):
-                    try:
-                        return _ARITHMETIC[type(node.op)](*sides)
-                    except ZeroDivisionError:
-                        pass
+                    with suppress(ArithmeticError):  # a division by zero, what is too large for a float
+                        return _short(_ARITHMETIC[type(node.op)](*sides))
     raise ValueError("computed")
+
+
+def _short(number: Any) -> Any:
+    """Raises ValueError for a whole number beyond what TOML holds."""
+    if isinstance(number, int) and abs(number) >= 1 << 63:
+        raise ValueError("computed")
+    return number
 
 
 def _leaves(value: Any, key: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
