@@ -158,6 +158,7 @@ def test_two_rollouts_of_a_task_word_by_word(pages: Pages) -> None:
         (f"api/forest?run={RUN}&step=3&group=x", "no group 'x'"),
         (f"api/texts?run={RUN}&a=3&b=4", "a: got '3', expected STEP:ROW"),
         (f"api/rollouts?run={RUN}&after={{", "after: got '{', expected JSON"),
+        (f"api/rollouts?run={RUN}&after={'[' * 5000}", "expected JSON"),
         (f"api/rollouts?run={RUN}&filter=rewrd<1", "no column rewrd; did you mean reward?"),
     ],
 )  # fmt: skip

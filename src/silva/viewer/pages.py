@@ -317,5 +317,5 @@ def _json(given: Parameters, name: str, default: Any) -> Any:
     text = _maybe(given, name)
     try:
         return json.loads(text) if text else default
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name}: got {text[:80]!r}, expected JSON") from error
