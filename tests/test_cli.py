@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -299,3 +301,14 @@ def test_chat_ends_where_the_context_does(trained):
     said = []
     chat(str(trained.weights), read=script("x" * 200, "more"), write=said.append)
     assert said[1:] == ["the context of 128 tokens is full"]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_does_not_fit_is_one_line(unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "silva", "--help"], stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "silva: standard output cannot be written: No space left on device\n"

@@ -15,8 +15,11 @@ def entry() -> None:
     from silva.cli import main  # after them: these imports take the longest
 
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:  # `main` has said so, or nobody reads on: what is left would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if code == 130:
         os._exit(code)
     sys.exit(code)

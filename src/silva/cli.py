@@ -14,7 +14,7 @@ from silva import __version__
 from silva.commands import COMMANDS
 from silva.commands.command import CONFIGURED
 from silva.errors import ConfigError, Escaped, SilvaError, contained
-from silva.monitoring.printable import guard_logs, put
+from silva.monitoring.printable import flush, guard_logs, put
 from silva.signals import Interrupted
 
 EXIT_CODES = (
@@ -29,7 +29,9 @@ MEANT = {"train": "rl", "grpo": "rl", "evaluate": "eval", "play": "envs play"}
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        flush()
+        return code
     except SilvaError as error:
         put(f"silva: {error}{_place(error) if isinstance(error, Escaped) else ''}", error=True)
         return error.exit_code
@@ -38,8 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         put(f"silva: interrupted{_place(error)}", error=True)
         return 130
-    except BrokenPipeError:  # `silva envs | head -1`: nobody reads on, and nothing is left to flush
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `silva envs | head -1`: nobody reads on
         return 0
 
 

@@ -47,6 +47,10 @@ class ModelError(SilvaError, OSError):
     exit_code = 2
 
 
+class OutputError(SilvaError, OSError):
+    """Standard output takes no more, such as a file on a full disk."""
+
+
 class RemoteFault(SilvaError, RuntimeError):
     """Something raised in another process.
 
