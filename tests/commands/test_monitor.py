@@ -98,6 +98,7 @@ def test_a_list_has_the_newest_first(runs, capsys):
     (["--max-samples", "x"], "--max-samples: got 'x', expected a number"),
     (["--max-samples", "-1"], "expected a whole number from 0 on"),
     (["--metrics-only", "--samples-only"], "got both, expected one"),
+    (["--num-runs", "3"], "--num-runs: it goes with --list"),
     (["."], "got no run; expected a folder with metrics.jsonl"),
     (["wandb:me/p/r"], "Weights & Biases is not installed"),
 ])  # fmt: skip

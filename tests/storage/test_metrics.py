@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from silva.errors import RecordError
 from silva.storage.metrics import append_metrics, last_step, read_metrics, truncate_metrics
 
 
@@ -28,6 +29,12 @@ def test_rows_of_later_steps_and_a_torn_line_are_taken_back(path: Path) -> None:
 def test_without_the_file_there_is_nothing_to_read_or_cut(path: Path) -> None:
     truncate_metrics(path, 1)
     assert (read_metrics(path), last_step(path), path.exists()) == ([], None, False)
+
+
+def test_a_folder_in_its_place_is_named(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(RecordError, match=r"metrics\.jsonl: cannot be read: Is a directory"):
+        read_metrics(path)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from silva.viewer.export import key_of
         (["--prot", "1"], "got '--prot 1', expected folders of runs"),
         ([".", "--port", "x"], "--port: got 'x', expected a number"),
         ([".", "--port", "70000"], "port: got 70000"),
+        ([".", "--port", "1", "--unix", "s"], "--port and --unix: got both, expected one"),
         ([".", "--export", "full"], "--export full: there is something already"),
     ],
 )

@@ -29,6 +29,8 @@ def run(given: Given) -> int:
     word = given.rest[0] if given.rest else ""
     if "--list" in given:
         return _list(word, _count(given, "--num-runs", NUM_RUNS), as_json="--json" in given)
+    if "--num-runs" in given:
+        raise ConfigError("--num-runs: it goes with --list")
     if "--metrics-only" in given and "--samples-only" in given:
         raise ConfigError("--metrics-only and --samples-only: got both, expected one")
     followed = find(word)

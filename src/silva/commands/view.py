@@ -42,6 +42,8 @@ def run(given: Given) -> int:
         target = Path(given.options["--export"]).expanduser()
         say(f"view: {export(pages, catalogue, target)} pages of {found}; open {target / 'index.html'}")
         return 0
+    if "--port" in given and "--unix" in given:
+        raise ConfigError("--port and --unix: got both, expected one")
     port = given.options.get("--port", "0")
     if not port.isdecimal():
         raise ConfigError(f"--port: got {port!r}, expected a number")

@@ -34,7 +34,8 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows in file order; a torn last line is left out, a missing file has none.
 
-    Raises RecordError, with the line, where any other line is not a JSON object with a step.
+    Raises RecordError if the file cannot be read, and, with the line, where any other line is not a JSON
+    object with a step.
     """
     return [row for _, row in _lines(path)]
 
@@ -59,7 +60,12 @@ def last_step(path: Path) -> int | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
     for number, line in enumerate(lines, start=1):
         if not line.endswith(b"\n"):  # the writer was killed half-way: only ever the last line
             return
