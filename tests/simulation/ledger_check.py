@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from silva.types import Sample
+
 Line = Mapping[str, Any]
 
 
@@ -273,3 +275,24 @@ def _policy(run: Path) -> dict[str, Any]:
 
 def _rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def of_update(ledger: Path, samples: Sequence[Sample], version: int, level: int, durable: bool) -> list[str]:
+    """The trainer is asked for an update: does the disk know (`durable`), and are the rows fresh?"""
+    last = [json.loads(line) for line in ledger.read_bytes().splitlines()[-2:]]
+    known = [line for line in last if line["event"] in ("trained", "replayed")]
+    groups = {group for line in known for group in line["groups"]}
+    replayed = {group for line in known if line["event"] == "replayed" for group in line["groups"]}
+    wanted, problems = {sample.group for sample in samples}, list[str]()
+    if not wanted <= groups or not durable:
+        problems.append(f"{sorted(wanted)} are trained, and the ledger on disk does not know")
+    for sample in samples:
+        sampled = sample.versions[sample.versions >= 0]
+        if sample.group in replayed or not len(sampled):
+            continue
+        if not version - level <= sampled.min() <= sampled.max() <= version:
+            problems.append(
+                f"{sample.trajectory}: tokens of versions {sampled.min()} to {sampled.max()}, trained at "
+                f"version {version}, level {level}"
+            )
+    return problems

@@ -13,12 +13,10 @@ import asyncio
 import contextlib
 import contextvars
 import functools
-import json
 import os
 import shutil
 import signal
 import traceback
-import zlib
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -29,8 +27,9 @@ from unittest import mock
 
 from tests.simulation import loop as loops
 from tests.simulation.disk import SimulatedDisk, emptied, fault
+from tests.simulation.earlier import Earlier
 from tests.simulation.held import in_real_time, once, without_collections
-from tests.simulation.ledger_check import check, facts_of
+from tests.simulation.ledger_check import check, facts_of, of_update
 from tests.simulation.loop import ORCHESTRATOR, PROCESS, Hang, Killed, LoopTime, SimulatedLoop
 from tests.simulation.network import FATES, WOKEN, Network, Node
 from tests.simulation.parts import Sampler, Trained, inference, training
@@ -48,7 +47,6 @@ from silva import ports, process
 from silva.errors import CheckpointError, NoSignalError, SilvaError
 from silva.orchestrator import interrupt
 from silva.signals import Interrupted
-from silva.storage import replaced
 from silva.types import Sample
 from silva.wire.transport import Peer
 
@@ -96,7 +94,7 @@ class Simulation:
         self.plans: Sequence[Plan] = plans(rng, 1 + len(config.placement.inference))
         self.plan, self.life, self.killed, self.power = QUIET, 0, False, False
         self.operations, self.failing, self.reached = 0, 0, Counter[str]()
-        self.no_replies, self.began, self.begun = 0, 0.0, False
+        self.no_replies, self.began = 0, 0.0
         self.loop = SimulatedLoop()
         self.loop.pause = lambda: rng.uniform(0.0, 0.01)
         self.disk = SimulatedDisk(root, self._disk_step)
@@ -107,7 +105,7 @@ class Simulation:
             self.network.nodes[address] = Node(self.loop, name, self._app)
         self.nodes = list(self.network.nodes.values())
         self._outside = contextvars.copy_context()
-        self.earlier = earlier_run(self.run) if seed >= 0 and rng.random() < 0.12 else {}
+        self.earlier = Earlier(self.run, config.seed, there=seed >= 0 and rng.random() < 0.12)
 
     @property
     def repeats(self) -> bool:
@@ -130,7 +128,7 @@ class Simulation:
                     self.say(f"life {self.life} ends: {end}")
                     through = end == "through"
                     verdict.problems += check(self.run, self.level, finished=through)
-                    verdict.problems += self._earlier_is_lost()
+                    verdict.problems += self.earlier.lost()
                     if verdict.problems or through:
                         break
                     if quiet and end.split(":")[0] in self._named():
@@ -169,11 +167,12 @@ class Simulation:
         inside = contextvars.copy_context()
         inside.run(PROCESS.set, ORCHESTRATOR)
         try:
-            console: Any = SimpleNamespace(print=lambda text, **how: self.say(text))
+            flags = self.earlier.flags(self.life)
             if self.resolved.config.data:
-                inside.run(silva.commands.sft.supervise, self.resolved, **self._flags())
+                inside.run(silva.commands.sft.supervise, self.resolved, **flags)
             else:
-                inside.run(silva.commands.train.train, self.resolved, **self._flags(), console=console)
+                console: Any = SimpleNamespace(print=lambda text, **how: self.say(text))
+                inside.run(silva.commands.train.train, self.resolved, **flags, console=console)
             return "through"
         except (SilvaError, Interrupted, KeyboardInterrupt) as error:
             if self.killed:
@@ -191,37 +190,6 @@ class Simulation:
             for blow in plan.blows:
                 if blow.kind == "rot":
                     self._rot()
-
-    def _flags(self) -> dict[str, bool]:
-        """As whoever looks into the folder would give them."""
-        if self.earlier and (not self._is_mine() or replaced.returns(self.run)):
-            return {"overwrite": True}
-        return {"resume": self.life > 1}
-
-    def _is_mine(self) -> bool:
-        try:
-            seed = json.loads((self.run / "config.json").read_bytes())["seed"]
-        except FileNotFoundError:
-            return False
-        return bool(seed == self.resolved.config.seed)
-
-    def _earlier_is_lost(self) -> list[str]:
-        """The earlier run is whole, wherever in the folder, until this one has something of its own."""
-        places = (self.run, *(self.run / name for name in replaced.FOLDERS))
-        lost = [
-            name
-            for name, data in self.earlier.items()
-            if data not in [(p / name).read_bytes() for p in places if (p / name).is_file()]
-        ]
-        ledger = self.run / "ledger.jsonl"
-        played = ledger.exists() and b'"event": "sealed"' in ledger.read_bytes()
-        metrics = self.run / "metrics.jsonl"
-        trained = metrics.exists() and b'"step": 1' in metrics.read_bytes()
-        if self._is_mine() and (played or trained or any(self.run.glob("checkpoints/step_*"))):
-            self.begun = True  # also if a supervised run without a checkpoint begins again
-        if self.begun or not lost:
-            return []
-        return [f"of the earlier run {', '.join(lost)} is lost, and the new one has not begun"]
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """In place of `asyncio.run`: the loop goes on, as the servers do."""
@@ -258,7 +226,7 @@ class Simulation:
     def _rot(self) -> None:
         """One byte of the newest checkpoint is another one."""
         checkpoints = self.run / "checkpoints"
-        if not self._is_mine():
+        if not self.earlier.is_replaced():
             return
         steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name[5:]))
         if files := sorted(path for path in steps[-1].rglob("*") if path.is_file()) if steps else []:
@@ -377,25 +345,8 @@ class Simulation:
         """The trainer is asked for an update: does the disk know, and are the rows fresh?"""
         if WOKEN.get() or self.resolved.config.data:
             return  # of a run that has given this trainer up; nothing comes of it
-        wanted = {sample.group for sample in samples}
         ledger = self.run / "ledger.jsonl"
-        last = [json.loads(line) for line in ledger.read_bytes().splitlines()[-2:]]
-        known = [line for line in last if line["event"] in ("trained", "replayed")]
-        groups = {group for line in known for group in line["groups"]}
-        replayed = {group for line in known if line["event"] == "replayed" for group in line["groups"]}
-        if not wanted <= groups or not self.disk.is_durable(ledger):
-            self.verdict.problems.append(
-                f"{sorted(wanted)} are trained, and the ledger on disk does not know"
-            )
-        for sample in samples:
-            sampled = sample.versions[sample.versions >= 0]
-            if sample.group in replayed or not len(sampled):
-                continue
-            if not version - self.level <= sampled.min() <= sampled.max() <= version:
-                self.verdict.problems.append(
-                    f"{sample.trajectory}: tokens of versions {sampled.min()} to {sampled.max()}, trained at "
-                    f"version {version}, level {self.level}"
-                )
+        self.verdict.problems += of_update(ledger, samples, version, self.level, self.disk.is_durable(ledger))
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
@@ -446,15 +397,3 @@ class Simulation:
             self.loop.run_forever()
         self.loop.close()
         asyncio.set_event_loop(None)
-
-
-def earlier_run(path: Path) -> dict[str, bytes]:
-    """Another run in the folder, which this one is to replace: its files by name."""
-    event = b'{"seq": 0, "event": "published", "version": 1'
-    ledger = event + b', "crc": "%08x"}\n' % zlib.crc32(event + b"}")
-    files = {"config.json": b'{"seed": -1}', "ledger.jsonl": ledger, "metrics.jsonl": b'{"step": 0}\n',
-             "checkpoints/step_1/state.json": b"{}", "summary.json": b'{"steps": 1}'}  # fmt: skip
-    for name, data in files.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(data)
-    return files
