@@ -73,6 +73,32 @@ def test_groups_stand_in_order_of_issue(tmp_path):
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
+def test_work_in_flight_goes_on_while_groups_are_sealed(tmp_path):
+    """Another coroutine has a turn after each of 40 pieces."""
+    turns = [0]
+
+    class Remembered(TaskStream):
+        def remember(self, group):
+            turns.append(turns[0])
+
+    class Counted(Played):
+        async def run(self, work):
+            if self.calls == 0:
+                self.counting = asyncio.ensure_future(count())
+            async for group in super().run(work):
+                yield group
+
+    async def count():
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    stream = Remembered([Source("w", Tasks(), 1.0)], 0)
+    collect(tmp_path, groups=40, rollout=Counted(VARIED), stream=stream)
+    sealed = turns[1:]
+    assert len(sealed) == 40 and len(set(sealed)) == 40
+
+
 def test_what_teaches_nothing_is_dropped_with_its_reason_and_refilled(tmp_path):
     batch = collect(tmp_path, VARIED, EQUAL, FAILED, ONE, VARIED, VARIED, EQUAL, VARIED)
     assert keys(batch.kept) == ["s7g0", "s7g4", "s7g5", "s7g7"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -19,8 +20,10 @@ from tests.records import records, same
 from silva.errors import RecordError
 from silva.storage.rollouts import (
     ROW_GROUP,
+    SCHEMA,
     LearnedTurn,
     RolloutRow,
+    decode_rollouts,
     read_columns,
     read_rollouts,
     write_rollouts,
@@ -178,6 +181,27 @@ def test_rows_are_found_in_whatever_group_of_the_file_they_are(tmp_path: Path) -
     assert [each.trajectory.id for each in read_rollouts(path, wanted)] == [str(i) for i in wanted]
     with pytest.raises((IndexError, RecordError)):
         read_rollouts(path, [count])
+
+
+@pytest.mark.parametrize("places", [None, [2, 1]])
+def test_a_damaged_row_is_named_with_its_file(tmp_path: Path, places: list[int] | None) -> None:
+    """A file of an older version, whose turns lack a field, and one with a map that is null."""
+    path = tmp_path / "step_3.parquet"
+    write_rollouts(path, [row(trajectory=trajectory(id=f"x/{i}")) for i in range(3)])
+    rows = pq.read_table(path).to_pylist()
+    turn = SCHEMA.field("turns").type.value_type
+    fields = [field for field in turn if field.name != "after"]
+    schema = SCHEMA.set(SCHEMA.get_field_index("turns"), pa.field("turns", pa.list_(pa.struct(fields))))
+    number = 1 if places is None else 3
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+    with pytest.raises(RecordError, match=rf"step_3\.parquet: row {number}: Turn\.after: the field is missing"):
+        read_rollouts(path, places)
+    rows[1]["rewards"] = None
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    with pytest.raises(RecordError, match=r"step_3\.parquet: row 2: .*damaged"):
+        read_rollouts(path, places)
+    with pytest.raises(RecordError, match=r"^replay\.parquet: row 2: "):
+        decode_rollouts(path.read_bytes(), "replay.parquet")
 
 
 def test_a_second_write_adds_and_replaces_by_trajectory_and_status(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ work have a group that is kept; a piece may give several.
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -165,7 +166,7 @@ class Buffer:
             if missing <= 0:
                 break
             played = await self.work.take(missing, step, attempt=attempt, temperature=temperature)
-            batch.pieces += self._looked_at(step, played)
+            batch.pieces += await self._looked_at(step, played)
         reasons = iter(compare(recipe, batch.kept))
         for piece in batch.filled:
             self._drop(piece, [next(reasons) for _ in piece.kept])
@@ -181,13 +182,17 @@ class Buffer:
         What teaches nothing is dropped. Nothing is refilled, and groups are not compared.
         """
         played = await self.work.take(count, step, attempt=0, temperature=temperature, ahead=left)
-        return self._looked_at(step, played)
+        return await self._looked_at(step, played)
 
-    def _looked_at(self, step: int, played: Sequence[Played]) -> list[Piece]:
+    async def _looked_at(self, step: int, played: Sequence[Played]) -> list[Piece]:
         """Sealed, and without the groups that teach nothing by themselves."""
-        pieces = [self._sealed(step, each) for each in played]
+        pieces = list[Piece]()
+        for each in played:
+            pieces.append(self._sealed(step, each))
+            await asyncio.sleep(0)  # work in flight goes on: 10,000 episodes take a quarter of a second
         for piece in pieces:
             self._drop(piece, [drop_reason(self.recipe, group) for group in piece.kept])
+            await asyncio.sleep(0)
         self.ledger.commit()
         crash_point("seal")
         return pieces

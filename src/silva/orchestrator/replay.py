@@ -66,7 +66,7 @@ class Replay:
     def load(self, state: bytes) -> None:
         """Raises RecordError if the file is none of rollouts."""
         self._held = []
-        for (step, key), rows in groupby(decode_rollouts(state), lambda row: (row.step, row.group)):
+        for (step, key), rows in groupby(decode_rollouts(state, FILE), lambda row: (row.step, row.group)):
             first, *others = rows
             task = Task(first.task, first.environment, 0, {})
             group = Group(key, task, tuple(row.trajectory for row in (first, *others)))

@@ -157,7 +157,7 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     """
     table = _table(rows)
     if path.exists():
-        old = _read(path, SCHEMA.names)
+        old = _read(path, SCHEMA.names, str(path))
         if old.schema.equals(ROUTED) != table.schema.equals(ROUTED):  # one of them has no routes
             old, table = (pa.Table.from_pylist(each.to_pylist(), schema=ROUTED) for each in (old, table))
         table = pa.concat_tables([_without(old.cast(table.schema), table), table])
@@ -169,9 +169,9 @@ def encode_rollouts(rows: Sequence[RolloutRow]) -> bytes:
     return _file(_table(rows))
 
 
-def decode_rollouts(data: bytes) -> list[RolloutRow]:
-    """The rows of a file's content; errors as of `read_rollouts`."""
-    return [_row(values) for values in _values(io.BytesIO(data), None, _WHOLE)]
+def decode_rollouts(data: bytes, name: str) -> list[RolloutRow]:
+    """The rows of a file's content; errors as of `read_rollouts`, about the file `name`."""
+    return _rows(io.BytesIO(data), None, _WHOLE, name)
 
 
 def read_rollouts(path: Path, rows: Sequence[int] | None = None, *, tokens: bool = True) -> list[RolloutRow]:
@@ -182,14 +182,14 @@ def read_rollouts(path: Path, rows: Sequence[int] | None = None, *, tokens: bool
         tokens: False leaves out the segments of every turn.
 
     Raises:
-        RecordError: the file cannot be read, or is no file of rollouts.
+        RecordError: the file cannot be read, or is no file of rollouts; or which of its rows is damaged.
     """
-    return [_row(values) for values in _values(path, rows, _WHOLE if tokens else _WITHOUT_TOKENS)]
+    return _rows(path, rows, _WHOLE if tokens else _WITHOUT_TOKENS, str(path))
 
 
 def read_columns(path: Path, names: Sequence[str], rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """Some flat columns, which is fast; `rows` and errors as of `read_rollouts`."""
-    return _values(path, rows, names)
+    return _values(path, rows, names, str(path))
 
 
 def _table(rows: Sequence[RolloutRow]) -> pa.Table:
@@ -204,20 +204,37 @@ def _file(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
+def _rows(
+    source: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str], name: str
+) -> list[RolloutRow]:
+    found = list[RolloutRow]()
+    for values in _values(source, rows, columns, name):
+        try:
+            found.append(_row(values))
+        except (ValueError, TypeError, KeyError) as error:  # JSON in a column, a map or a list that is null
+            number = 1 + (len(found) if rows is None else rows[len(found)])
+            what = str(error) if isinstance(error, RecordError) else repr(error)
+            raise RecordError(
+                f"{name}: row {number}: {what}: damaged, or of another version"
+            ) from error
+    return found
+
+
 def _values(
-    source: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str]
+    source: Path | io.BytesIO, rows: Sequence[int] | None, columns: Sequence[str], name: str
 ) -> list[dict[str, Any]]:
     if rows is None:
-        return _read(source, columns).to_pylist()
+        return _read(source, columns, name).to_pylist()
     groups = sorted({row // ROW_GROUP for row in rows})  # every file is written with groups of this size
     place = {group: at * ROW_GROUP for at, group in enumerate(groups)}
-    table = _read(source, columns, groups)
+    table = _read(source, columns, name, groups)
     return table.take([place[row // ROW_GROUP] + row % ROW_GROUP for row in rows]).to_pylist()
 
 
-def _read(source: Path | io.BytesIO, columns: Sequence[str], groups: Sequence[int] | None = None) -> pa.Table:
+def _read(
+    source: Path | io.BytesIO, columns: Sequence[str], name: str, groups: Sequence[int] | None = None
+) -> pa.Table:
     """`groups`: only these groups of rows."""
-    name = source if isinstance(source, Path) else "rollouts"
     try:
         with pq.ParquetFile(source) as file:
             wanted = range(file.num_row_groups) if groups is None else groups
