@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx2
 import openai
 import pytest
 import torch
 from scripted_engine import ScriptedEngine
-from tests.runs import metrics, rollouts
+from tests.orchestrator.test_async_level import loop, trained
+from tests.runs import metrics, rollouts, small
 
 import silva
 from silva.actors.policy import Policy
-from silva.aio import cancelled
+from silva.aio import first
 from silva.config.sections import EpisodeLimits, Sampling, TinyModel
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.environments.foreign.harness import HarnessEnvironment
+from silva.errors import ConfigError
 from silva.models.loading import load_model
 from silva.models.tiny import tiny_tokenizer
 from silva.orchestrator.tasks import Source, TaskStream
-from silva.orchestrator.work import WorkQueue
 from silva.protocols import Endpoint
 from silva.rendering.renderer import Renderer
 from silva.rollouts.episode import play
@@ -34,7 +36,8 @@ from silva.rollouts.linear import Linear
 from silva.rollouts.samples import to_samples
 from silva.rollouts.settings import LinearRolloutSettings
 from silva.server.gateway import SessionGateway
-from silva.storage.ledger import Ledger
+from silva.storage.ledger import audit, history, read
+from silva.storage.rollouts import RolloutRow
 from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import (
@@ -168,68 +171,105 @@ def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
     assert len(mine) > 5 and all(map(torch.equal, mine, native)) and any(g.abs().max() > 0 for g in mine)
 
 
-async def late(tmp_path: Path) -> tuple[list[Trajectory], Agent]:
-    """Four steps of a queue that is two steps ahead, played by an agent that is slow to post."""
-    environment = HarnessEnvironment(remote=True, rows=tuple({"n": n} for n in range(24)), eval_share=0.5)
-    tasks, renderer = environment.taskset(), Renderer(tiny_tokenizer())
-    tasks.gateway = gateway = SessionGateway(lease=1.0)
-    engine = ScriptedEngine(lambda tokens, params: renderer.encode_reply("ok"))
-    settings = LinearRolloutSettings(group_size=2, redo=0)
-    stream = TaskStream([Source("harness", tasks, 1.0)], 0)
-    ledger = Ledger.create(tmp_path / "ledger.jsonl")
-    rollout = Linear(settings, engine, renderer, seed=0)
-    queue, found = WorkQueue(stream, rollout, ledger, batch=1, steps=4, level=2), list[Trajectory]()
-    agent = Agent(await gateway._listen())
-    working = asyncio.ensure_future(agent.work())
-    for step in range(1, 5):
-        (played,) = await queue.take(1, step, attempt=0, temperature=1.0)
-        found += played.groups[0].trajectories
-    await cancelled([working])
-    return found, agent
-
-
 class Agent:
-    """Takes tasks, asks once for each, and posts the reward when it has taken four more; one it forgets."""
+    """Takes tasks, asks once for each, and posts a reward of its own: at once, or when as many steps have
+    been trained as `WAITS` says of the place of the task. Those of `FORGOTTEN` it forgets.
 
-    def __init__(self, address: str) -> None:
-        self.address, self.taken, self.late = address, 0, 0
+    Attributes:
+        posted: the rewards that were taken, with the place of the task.
+        refused: places of those that came too late.
+    """
+
+    def __init__(self, address: str, state: Callable[[], int]) -> None:
+        self.address, self.trained = address, state
+        self.posted, self.refused, self.taken = dict[float, int](), list[int](), 0
+        self._waiting = list[tuple[int, str]]()  # place, where to post
 
     async def work(self) -> None:
-        waiting: list[str] = []
         async with httpx2.AsyncClient(timeout=60) as client:
             while True:
-                told = await client.post(f"{self.address}/claim", json={})
-                if told.status_code == 200:
-                    self.taken += 1
-                    session = told.json()
-                    said = [{"role": "user", "content": str(session["task"]["data"]["n"])}]
-                    await client.post(f"{session['base_url']}/chat/completions", json={"messages": said})
-                    if self.taken != 3:
-                        await client.post(session["reward_url"], json={"reward": None})
-                        waiting.append(session["reward_url"])
-                elif waiting:
-                    await self.post(client, waiting.pop(0))
-                else:
+                for each in [each for each in self._waiting if self.trained() >= WAITS.get(each[0], 0)]:
+                    self._waiting.remove(each)
+                    await self.post(client, *each)
+                if not await self.claim(client):
                     await asyncio.sleep(0.01)
-                if len(waiting) > 4:
-                    self.late += 1
-                    await self.post(client, waiting.pop(0))
 
-    async def post(self, client: httpx2.AsyncClient, url: str) -> None:
-        assert (await client.post(url, json={"reward": 1})).status_code == 200
-        assert (await client.post(url, json={"reward": 1})).status_code in (409, 410)
+    async def claim(self, client: httpx2.AsyncClient) -> bool:
+        told = await client.post(f"{self.address}/claim", json={})
+        if told.status_code == 404:
+            return False
+        session, place, self.taken = told.json(), self.taken, self.taken + 1
+        said = {"messages": [{"role": "user", "content": str(session["task"]["data"]["n"])}]}
+        await client.post(f"{session['base_url']}/chat/completions", json=said)
+        if place not in FORGOTTEN:
+            await client.post(session["reward_url"], json={"reward": None})
+            self._waiting.append((place, session["reward_url"]))
+        return True
+
+    async def post(self, client: httpx2.AsyncClient, place: int, url: str) -> None:
+        reward = (1 + len(self.posted)) / 64
+        status = (await client.post(url, json={"reward": reward})).status_code
+        assert status in (200, 410)
+        if status == 200:
+            self.posted[reward] = place
+            assert (await client.post(url, json={"reward": 1})).status_code in (409, 410)
+        else:
+            self.refused.append(place)
 
 
-def test_rewards_that_come_steps_later_count_once_and_where_none_comes_there_is_a_reason(
-    tmp_path: Path,
+# A step has 8 episodes, which begin while the step before it is played; 17 waits for its own step.
+WAITS = {8: 1, 9: 1, 16: 2, 17: 3}
+FORGOTTEN = (18, 19, 26)  # 18 and 19 are a whole group
+LOST, SLOW = "the agent gave no sign of life for 1 s", "no end within rollout.limits.timeout = 2 s"
+
+
+async def late(path: Path) -> tuple[list[RolloutRow], Agent]:
+    """A run of four steps, the next of which is played while one is trained."""
+    rows = tuple({"n": n} for n in range(24))
+    tasks = HarnessEnvironment(remote=True, rows=rows, eval_share=0.2).taskset()
+    tasks.gateway = gateway = SessionGateway(lease=1.0)
+    renderer = Renderer(tiny_tokenizer())
+    engine = ScriptedEngine(lambda tokens, params: renderer.encode_reply("ok"))
+    limits = EpisodeLimits(timeout=2.0)
+    settings = LinearRolloutSettings(group_size=2, redo=0, limits=limits)
+    run: Any = loop(path, 1, steps=4)
+    run.parts.buffer.work.stream = TaskStream([Source("harness", tasks, 1.0)], 0)
+    run.parts.buffer.work.rollout = Linear(settings, engine, renderer, seed=0)
+    run.parts.buffer.recipe = run.parts.buffer.recipe.model_copy(update={"max_refills": 0})
+    run.parts.engine.load = engine.load
+    run.parts.trainer.forward_backward = AsyncMock(return_value={})
+    agent = Agent(await gateway.listen(), lambda: run.state.step)
+    working = asyncio.ensure_future(agent.work())
+    ended = await first(run.run(), working)
+    assert (ended or working).result()
+    return [row for call in run.parts.monitor.rollouts.call_args_list for row in call.args[1]], agent
+
+
+def test_late_rewards_are_trained_once_or_dropped_with_a_reason(tmp_path: Path) -> None:
+    rows, agent = asyncio.run(asyncio.wait_for(late(tmp_path), 60))
+    records = history(read(tmp_path / "ledger.jsonl"))
+    assert audit(records, finished=True) == []
+    assert len({row.trajectory.id for row in rows}) == len(rows) == agent.taken == 32
+    rewards = [row.trajectory.raw_reward for row in rows if row.trajectory.failure is None]
+    assert sorted(rewards) == sorted(agent.posted), "what an agent could post counts, once"
+    assert {8, 9, 16} <= set(agent.posted.values()) and agent.refused == [17]
+    reasons = [row.reason for row in rows if row.status == "failed"]
+    assert len(reasons) == 4 == 32 - len(rewards)
+    assert [sum(each in reason for reason in reasons) for each in (LOST, SLOW)] == [3, 1]
+    # Of one group nothing came, and of two so little that there is nothing to compare.
+    dropped = {r.fields["group"]: r.fields["reason"] for r in records if r.event == "dropped"}
+    assert sorted(dropped.values()) == ["failed", "zero_variance", "zero_variance"]
+    assert dropped.keys() == {row.group for row in rows if row.status == "failed"}
+    assert set(trained(tmp_path)) == {row.group for row in rows} - dropped.keys()
+
+
+def test_a_gateway_that_others_can_reach_needs_a_key_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, agent = asyncio.run(asyncio.wait_for(late(tmp_path), 60))
-    assert agent.late, "rewards were posted when tasks of later steps had been taken"
-    assert [t.id for t in found] == [f"s{step}g{n}/{i}" for step, n in ORDER for i in range(2)]
-    (lost,) = [t for t in found if t.failure]
-    assert (lost.failure, len(lost.turns)) == ("redo", 1)
-    assert "the agent gave no sign of life for 1 s" in (lost.error or "")
-    assert [t.rewards for t in found if not t.failure] == [{"reward": 1.0}] * 7
-
-
-ORDER = ((1, 0), (1, 1), (1, 2), (2, 0))
+    monkeypatch.delenv("AGENTS_KEY", raising=False)
+    environment = {
+        "type": "harness", "remote": True, "rows": [{"n": n} for n in range(8)], "host": "0.0.0.0",
+        "port": 8900, "key_variable": "AGENTS_KEY",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^environment harness: http://0\.0\.0\.0:8900: .*AGENTS_KEY"):
+        silva.train(small(tmp_path, environments=[environment]))

@@ -57,7 +57,9 @@ def test_a_run_trains_on_the_experts_that_it_sampled_with(tmp_path: Path) -> Non
             assert np.array_equal(np.sort(sample.routes[1:]), expected)
             turns = max(turns, len(sample.turn_ids))
     assert turns == 3
-    (again,) = decode_rollouts(encode_rollouts(rows[:1]), "replay.parquet")  # as a checkpoint keeps them for replay
+    (again,) = decode_rollouts(
+        encode_rollouts(rows[:1]), "replay.parquet"
+    )  # as a checkpoint keeps them for replay
     kept, was = (each.trajectory.turns[1].segments[0].routes for each in (again, rows[0]))
     assert was is not None and was.shape[1:] == (2, 2) and np.array_equal(kept, was)
     assert "routing/entropy" not in metrics(tmp_path / "free")[1]

@@ -13,7 +13,7 @@ from silva.algorithms.filters import DifficultyPools
 from silva.compute import ComputeThread
 from silva.config.schema import RunConfig
 from silva.environments.tasks import check_splits
-from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained
+from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, contained, errors_about
 from silva.evaluation.evaluator import Evaluation, Job, evaluate, play_jobs
 from silva.evaluation.summary import ranges_of
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
@@ -251,10 +251,16 @@ def _taskset(environment: Any, assembly: Assembly, first: int) -> TaskSet:
 
 
 def _gateway(environment: Any, say: Callable[[str], None]) -> Gateway:
-    """Where the program of an environment finds its model."""
+    """Where the program of an environment finds its model; its settings are `GatewaySettings` too."""
     from silva.server.gateway import SessionGateway
+    from silva.wire.listening import Bind
 
-    return SessionGateway(port=environment.port, lease=environment.lease, log=say)
+    e = environment
+    with errors_about(f"environment {e.label}"):
+        return SessionGateway(
+            Bind(e.host, e.port, certificate=e.certificate, private_key=e.private_key),
+            key_variable=e.key_variable, url=e.public_url or "", lease=e.lease, log=say,
+        )  # fmt: skip
 
 
 def _in_workers(environment: Any, assembly: Assembly, first: int) -> TaskSet:

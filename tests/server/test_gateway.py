@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -14,15 +15,17 @@ import httpx2
 import openai
 import pytest
 from scripted_engine import ScriptedEngine
-from tests.server.running import says, until
+from tests.server.running import certificate, says, until
 
 from silva.actors.policy import Policy
 from silva.config.sections import EpisodeLimits, Sampling
+from silva.errors import ConfigError
 from silva.protocols import Endpoint
 from silva.rendering.renderer import Renderer
 from silva.rollouts.calls import CallRecorder
 from silva.server.gateway import AGAIN, SessionGateway
 from silva.types import Message, Task, ToolSpec
+from silva.wire.listening import Bind
 
 pytestmark = pytest.mark.slow
 TASK = Task("t0", "agent", 3, {"question": "1 + 1?"}, "2")
@@ -68,12 +71,16 @@ class Play:
 
 @asynccontextmanager
 async def playing(
-    renderer: Renderer, *replies: str, engine: ScriptedEngine | None = None, limits: EpisodeLimits = LIMITS
+    renderer: Renderer,
+    *replies: str,
+    engine: ScriptedEngine | None = None,
+    limits: EpisodeLimits = LIMITS,
+    gateway: SessionGateway | None = None,
 ) -> AsyncIterator[Play]:
     engine = engine or says(renderer, *replies, context=8192)
     policy = Policy(engine, renderer, Sampling(temperature=0.7))
     calls = CallRecorder(policy, renderer, limits, id="e", seed=7, label="agent")
-    gateway = SessionGateway()
+    gateway = gateway or SessionGateway()
     async with gateway.open(calls, TASK) as endpoint:
         yield Play(calls, endpoint, engine, gateway)
 
@@ -322,3 +329,41 @@ async def test_an_agent_calls_in_takes_a_task_and_is_missed_if_it_goes(renderer:
         assert not outcome.done()
         await client.post(told["reward_url"], json={"reward": 1})
         assert (await outcome).rewards == {"reward": 1.0}
+
+
+async def test_other_machines_need_the_key_to_call_in_and_a_session_is_the_key_of_its_own(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All interfaces and TLS; a proxy's name is that of the address in what agents are told."""
+    files = certificate(tmp_path)
+    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:0: other machines .* without a key.* AGENTS_KEY"):
+        SessionGateway(Bind("0.0.0.0"), key_variable="AGENTS_KEY")
+    monkeypatch.setenv("AGENTS_KEY", "k3y")
+    monkeypatch.setenv("SSL_CERT_FILE", files["certificate"])
+    gateway = SessionGateway(
+        Bind("0.0.0.0", **files), key_variable="AGENTS_KEY", url="https://forest.example:1/silva/"
+    )
+    async with httpx2.AsyncClient() as client, playing(renderer, "it is 2", gateway=gateway) as play:
+        here = (await gateway.listen()).replace("0.0.0.0", "127.0.0.1")
+        assert here.startswith("https://") and play.endpoint.url.startswith("https://forest.example:1/silva/")
+        offered = asyncio.ensure_future(play.endpoint.offer())
+        await asyncio.sleep(0)
+        for wrong in ({}, {"authorization": "Bearer k3"}, {"x-api-key": "k3y"}):
+            for path in ("/claim", "/reward", "/docs", f"/{'a' * 23}/reward"):
+                answer = await client.post(here + path, json={}, headers=wrong)
+                assert answer.status_code == 401, path
+        own = {"authorization": "Bearer k3y"}
+        assert (
+            await client.post(f"{here}/claim", json={}, headers=own | {"host": "evil"})
+        ).status_code == 403
+        told = (
+            await client.post(f"{here}/claim", json={}, headers=own | {"host": "Forest.example:1"})
+        ).json()
+        assert told["reward_url"] == f"{play.endpoint.url}/reward"
+        await offered
+        session = play.endpoint.url.rpartition("/")[2]
+        async with openai.AsyncOpenAI(base_url=f"{here}/{session}/v1", api_key="any", max_retries=0) as sdk:
+            said = await sdk.chat.completions.create(model="m", messages=HELLO)
+        assert said.choices[0].message.content == "it is 2"
+        posted = await client.post(f"{here}/{session}/reward", json={"reward": 1})
+        assert posted.status_code == 200

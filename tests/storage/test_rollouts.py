@@ -194,7 +194,9 @@ def test_a_damaged_row_is_named_with_its_file(tmp_path: Path, places: list[int] 
     schema = SCHEMA.set(SCHEMA.get_field_index("turns"), pa.field("turns", pa.list_(pa.struct(fields))))
     number = 1 if places is None else 3
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
-    with pytest.raises(RecordError, match=rf"step_3\.parquet: row {number}: Turn\.after: the field is missing"):
+    with pytest.raises(
+        RecordError, match=rf"step_3\.parquet: row {number}: Turn\.after: the field is missing"
+    ):
         read_rollouts(path, places)
     rows[1]["rewards"] = None
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)

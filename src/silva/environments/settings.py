@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from silva.config.sections import Natural, NotNegative, Section
+from silva.config.sections import Above0, Natural, NotNegative, Section, WebAddress
 
 if TYPE_CHECKING:
     from silva.protocols import TaskSet
@@ -73,3 +73,23 @@ class EnvironmentSettings(Section):
 
     def taskset(self) -> TaskSet:
         raise TypeError(f"{type(self).__name__} must define taskset()")
+
+
+class GatewaySettings(Section):
+    """Where programs find their model; of environments that programs play."""
+
+    host: str = "127.0.0.1"
+    """Where the gateway listens. Any other than one of this machine needs a key."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0: any free one."""
+    certificate: str = ""
+    """A file in PEM with the gateway's certificate, for TLS; "": none."""
+    private_key: str = ""
+    """A file in PEM with the key of the certificate."""
+    key_variable: Annotated[str, Field(min_length=1)] = "SILVA_API_KEY"
+    """Environment variable (or line of .env) with the key of agents that call in. With one of its own they
+    cannot use the run's other servers."""
+    public_url: WebAddress | None = None
+    """What programs call the gateway by if not by `host` and `port`, such as the address of a proxy."""
+    lease: Above0 = 60.0
+    """Seconds without a request of it after which an agent that has called in counts as gone."""

@@ -6,26 +6,29 @@
     /SESSION/alive                                         a sign of life
     /claim                                                 a task and its session, for an agent that calls in
 
-A session is open as long as whoever opened it waits for its end, and its name cannot be guessed. When it
-closes, its requests are cancelled and answered with 410, as all later ones are. The gateway listens on
-loopback while its event loop runs. Not here: how calls become turns (rollouts/calls.py).
+A session is open as long as whoever opened it waits for its end, and its name cannot be guessed: it is the
+key of its own paths, so that an agent needs no other. All else asks for a key if there is one. When a session
+closes, its requests are cancelled and answered with 410, as all later ones are. The gateway listens
+while its event loop runs. Not here: how calls become turns (rollouts/calls.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from silva.aio import cancelled, first, gather
 from silva.errors import ConfigError, PartLost
@@ -41,13 +44,16 @@ from silva.server.parsing import Body, parse, read
 from silva.server.responses import RESPONSES
 from silva.server.streams import Events, dumped
 from silva.types import Completion, Message, SamplingParams, Step, Task, ToolSpec
-from silva.wire.guard import Application, Guard, HttpError
-from silva.wire.listening import Bind, serve
+from silva.wire.guard import Application, Guard, HttpError, check_key
+from silva.wire.listening import Bind, check_bind, serve
+from silva.wire.requests import key_of
 
 MODEL = "silva"
 MAX_BODY = 32 << 20  # bytes: long histories with results of tools
 AGAIN = "x-stainless-retry-count"  # how often the SDKs of OpenAI and Anthropic have asked before
 LOOK = 0.2  # seconds between two looks at a lease
+SECRET = 18  # bytes of a session's name
+SESSION = re.compile(rf"/[\w-]{{{SECRET * 4 // 3}}}/.*", re.ASCII)
 
 
 class RewardBody(Body):
@@ -84,15 +90,31 @@ class SessionGateway:
     """Implements `protocols.Gateway`.
 
     Args:
-        port: where it listens on 127.0.0.1; 0: any free one.
+        bind: where it listens.
+        key_variable: of the environment, with the key of agents that call in; "" for none.
+        url: what programs call the gateway by, if not by the address where it listens.
         lease: seconds without a sign of life after which an agent that has called in counts as gone.
-        log: gets a line for each fault of the server.
+        log: gets a line for each fault of the server, and one that says where it listens.
+
+    Raises:
+        ConfigError: other machines could use it without a key, or as `listening.check_bind`.
     """
 
-    def __init__(self, *, port: int = 0, lease: float = 60.0, log: Callable[[str], None] = lambda line: None):
-        self.port, self.lease, self.log = port, lease, log
+    def __init__(
+        self,
+        bind: Bind = Bind(),
+        *,
+        key_variable: str = "",
+        url: str = "",
+        lease: float = 60.0,
+        log: Callable[[str], None] = lambda line: None,
+    ):
+        self.bind, self.url, self.lease, self.log = bind, url.rstrip("/"), lease, log
+        self.key = key_of(key_variable)
+        check_bind(bind, self.key, key_variable)
         self._live: dict[str, _Live] = {}
         self._offers: deque[_Live] = deque()
+        self._told = False
         self._serving: asyncio.Task[None] | None = None
         self._address: asyncio.Future[str] | None = None
 
@@ -100,16 +122,20 @@ class SessionGateway:
     async def open(self, calls: CallRecorder, task: Task) -> AsyncIterator[Endpoint]:
         """
         Raises:
-            ConfigError: the port cannot be used.
+            ConfigError: the address cannot be used.
         """
-        address = await self._listen()
-        live = _Live(secrets.token_urlsafe(18), calls, task)
+        address = await self.listen()
+        address = self.url or address
+        live = _Live(secrets.token_urlsafe(SECRET), calls, task)
         self._live[live.name] = live
 
         async def outcome() -> Step:
             return await _first_of(calls.posted, self._lost(live))
 
         async def offer() -> None:
+            if not self._told:
+                self.log(f"agents call in at {address}/claim")
+                self._told = True
             self._offers.append(live)
             with calls.idle():
                 await live.claimed.wait()
@@ -131,19 +157,28 @@ class SessionGateway:
             await asyncio.sleep(min(LOOK, self.lease / 4))
         raise PartLost(f"the agent gave no sign of life for {self.lease:g} s")
 
-    async def _listen(self) -> str:
+    async def listen(self) -> str:
         """The address; it listens from now on, as long as this event loop runs."""
         loop = asyncio.get_running_loop()
         if self._serving is None or self._serving.done() or self._serving.get_loop() is not loop:
             self._address = address = loop.create_future()
-            app = Guard(self._app(), Bind(port=self.port), key="", log=self.log, max_body=MAX_BODY)
-            self._serving = asyncio.ensure_future(serve(app, Bind(port=self.port), ready=address.set_result))
+            names = [urlsplit(self.url).hostname or ""] if self.url else ()
+            app = Guard(
+                self._app(), self.bind, key="", log=self.log, max_body=MAX_BODY, admits=self._admit,
+                names=names,
+            )  # fmt: skip
+            self._serving = asyncio.ensure_future(serve(app, self.bind, ready=address.set_result))
         assert self._address is not None
         await asyncio.wait((self._serving, self._address), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
             self._serving.result()
             raise ConfigError("the gateway ended before it listened")
         return self._address.result()
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises HttpError for a path that is no session's, without the key."""
+        if not SESSION.fullmatch(scope["path"]):
+            check_key(scope, self.key)
 
     def _app(self) -> Application:
         session = "/{session}"
@@ -220,7 +255,7 @@ class SessionGateway:
         self._offers.remove(live)
         live.heard, live.leased = CLOCK.monotonic(), True
         live.claimed.set()
-        task, url = live.task, f"{request.base_url}{live.name}"
+        task, url = live.task, f"{self.url or str(request.base_url).rstrip('/')}/{live.name}"
         return _json({
             "task": {"id": task.id, "environment": task.environment, "data": dict(task.data)},
             "base_url": f"{url}/v1", "anthropic_base_url": url, "reward_url": f"{url}/reward", "model": MODEL,

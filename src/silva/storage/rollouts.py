@@ -214,9 +214,7 @@ def _rows(
         except (ValueError, TypeError, KeyError) as error:  # JSON in a column, a map or a list that is null
             number = 1 + (len(found) if rows is None else rows[len(found)])
             what = str(error) if isinstance(error, RecordError) else repr(error)
-            raise RecordError(
-                f"{name}: row {number}: {what}: damaged, or of another version"
-            ) from error
+            raise RecordError(f"{name}: row {number}: {what}: damaged, or of another version") from error
     return found
 
 

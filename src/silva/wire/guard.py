@@ -116,7 +116,8 @@ class Guard:
         log: gets a line for each answer from 500 on.
         takes: media types of bodies. A page in a browser may send other ones to any server without asking it
             before.
-        admits: checks a request's key in another form than a bearer token; raises HttpError.
+        admits: checks a request's key in another way; raises HttpError.
+        names: of this server, beside the host of `bind`.
     """
 
     def __init__(
@@ -130,11 +131,12 @@ class Guard:
         body_seconds: float = BODY_SECONDS,
         takes: Collection[str] = ("application/json",),
         admits: Callable[[Scope], None] = lambda scope: None,
+        names: Collection[str] = (),
     ) -> None:
-        self._app, self._bind, self._log = app, bind, log
-        self._token = f"Bearer {key}".encode() if key else b""
+        self._app, self._bind, self._key, self._log = app, bind, key, log
         self._max_body, self._body_seconds, self._takes = max_body, body_seconds, takes
         self._admits = admits
+        self._names = {*LOCAL, bind.host.lower(), *names}
         self._held = 0  # bytes of bodies on their way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,11 +170,7 @@ class Guard:
             raise HttpError(403, f"Host: got {', '.join(hosts) or 'none'}, expected a name of this server")
         if not all(origin.partition("://")[2] == hosts[0] for origin in origins):  # the port counts too
             raise HttpError(403, f"Origin: got {', '.join(origins)}, which is another site")
-        tokens = [token.encode("latin-1") for token in _values(scope, b"authorization")]
-        if self._token and not (len(tokens) == 1 and hmac.compare_digest(tokens[0], self._token)):
-            raise HttpError(
-                401, "a key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
-            )
+        check_key(scope, self._key)
         self._admits(scope)
 
     def _check_type(self, scope: Scope) -> None:
@@ -187,7 +185,7 @@ class Guard:
             host = urlsplit(url).hostname or ""
         except ValueError:
             return False
-        if host in LOCAL or host == self._bind.host.lower():
+        if host in self._names:
             return True
         # On all interfaces: an attacker's page has a name of its own, no address and not this machine's name.
         return self._bind.host in ("0.0.0.0", "::") and (_is_address(host) or host == _machine())
@@ -222,6 +220,15 @@ class Guard:
 
     def _too_large(self) -> HttpError:
         return HttpError(413, f"the body is too large, expected at most {self._max_body} bytes")
+
+
+def check_key(scope: Scope, key: str) -> None:
+    """Raises HttpError unless the request has the key as its bearer token; "" for none."""
+    tokens = [token.encode("latin-1") for token in _values(scope, b"authorization")]
+    if key and not (len(tokens) == 1 and hmac.compare_digest(tokens[0], f"Bearer {key}".encode())):
+        raise HttpError(
+            401, "a key is needed: Authorization: Bearer KEY", headers={"www-authenticate": "Bearer"}
+        )
 
 
 def _line(scope: Scope, fault: Fault, error: Exception) -> str:

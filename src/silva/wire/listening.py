@@ -73,8 +73,11 @@ class Bind:
             return False
 
 
-def check_bind(bind: Bind, key: str) -> None:
+def check_bind(bind: Bind, key: str, variable: str = "SILVA_API_KEY") -> None:
     """Refuse an address that others can reach without a key, and a certificate that cannot be used.
+
+    Args:
+        variable: of the environment, in which the key is expected.
 
     Raises:
         ConfigError: there is no key for it, the key cannot be sent in a header, or as `tls_context`.
@@ -88,7 +91,7 @@ def check_bind(bind: Bind, key: str) -> None:
     if not key and not bind.local:
         raise ConfigError(
             f"{bind.address}: other machines could use this server without a key. Set the environment "
-            "variable SILVA_API_KEY, or listen on 127.0.0.1 or a Unix socket"
+            f"variable {variable}, or listen on 127.0.0.1 or a Unix socket"
         )
     tls_context(bind)
 

@@ -19,17 +19,16 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from silva.config.plugins import load_object
-from silva.config.sections import Above0
 from silva.data.rows import Row, read_rows
 from silva.data.settings import GivenRows
 from silva.environments.foreign.command import CommandProgram
 from silva.environments.foreign.library import finite, solved
-from silva.environments.settings import EnvironmentSettings
+from silva.environments.settings import EnvironmentSettings, GatewaySettings
 from silva.environments.tasks import Draft, Tasks, listed
 from silva.errors import CapabilityError, RewardError, errors_about
 from silva.protocols import Attempt, Endpoint, Environment, Gateway, Harness, Reward
@@ -38,7 +37,7 @@ from silva.tools.function import called
 from silva.types import Message, Step, Task
 
 
-class HarnessEnvironment(GivenRows, EnvironmentSettings):
+class HarnessEnvironment(GivenRows, GatewaySettings, EnvironmentSettings):
     """A program of your own, or an agent as it is."""
 
     licence: ClassVar[str] = "that of the program"
@@ -52,7 +51,7 @@ class HarnessEnvironment(GivenRows, EnvironmentSettings):
     command: tuple[str, ...] = ()
     """A command line. {column} stands for what the row has there."""
     remote: bool = False
-    """Agents call in for tasks at the gateway's `port`, and post rewards when they have them."""
+    """Agents call in for tasks at the gateway, and post rewards when they have them."""
     eval_path: str = ""
     """File of rows that are held out in place of a share of `path`."""
     answer: str = "answer"
@@ -61,10 +60,6 @@ class HarnessEnvironment(GivenRows, EnvironmentSettings):
     """Grades the last reply of a program that gives no reward of its own."""
     solved_at: float = 1.0
     """An episode counts as solved if its reward is at least this, unless the reward says so itself."""
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Where the gateway listens on 127.0.0.1; 0: any free port."""
-    lease: Above0 = 60.0
-    """Seconds without a request of it after which an agent that has called in counts as gone."""
 
     @model_validator(mode="after")
     def _is_one_program(self) -> Self:
