@@ -93,8 +93,9 @@ def test_one_failed_test_is_no_solution_and_credit_stays_below_one() -> None:
 @needs_walls
 def test_the_expected_output_is_nowhere_inside() -> None:
     code = (
-        "import gc, sys, glob\nfound = [o for o in gc.get_objects() if '424242' in repr(o)[:10000]]\n"
-        "texts = [open(p).read() for p in glob.glob('/tmp/*')]\nprint(424242 if found or texts else 0)"
+        "import gc, glob\nthree = 3\n"  # neither this text nor its names hold what it looks for
+        "found = [o for o in gc.get_objects() if '42' * three in repr(o)[:10000]]\n"
+        "texts = [open(p).read() for p in glob.glob('/tmp/*')]\nprint('42' * three if found or texts else 0)"
     )
     assert not score(code, [{"input": "", "output": "4242" + "42"}]).solved
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from silva.sandbox import starting
 from silva.sandbox.process import Result, Sandbox
 from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, _chosen
@@ -38,9 +39,16 @@ def runs(*codes: str, walls: Walls | None = None, seed: int = 0, **limits: Any) 
     return play(story, walls, seed, **limits)
 
 
-def children() -> set[str]:
-    """Processes whose parent is this one."""
-    own, found = f"PPid:\t{os.getpid()}\n", set()
+def end_of_those_in_advance() -> None:
+    """End the sandboxes that have been started in advance, also the one that is being started."""
+    starting._starter.submit(int).result()
+    while starting._next:
+        starting._next.popitem()[1].end()
+
+
+def children(process: int = os.getpid()) -> set[str]:
+    """Processes whose parent is this one, or another."""
+    own, found = f"PPid:\t{process}\n", set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             found |= {entry.name} if own in (entry / "status").read_text() else set()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.sandbox.calling import end_of_those_in_advance
 
 from silva.sandbox import cgroups
 
@@ -20,6 +21,7 @@ def groups(process: int) -> list[Path]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    end_of_those_in_advance()
     with subprocess.Popen(["sleep", "60"]) as process:
         yield process
         process.kill()
@@ -58,6 +60,7 @@ def test_the_groups_of_a_killed_run_are_removed_at_the_next_start(reused: bool) 
 
 
 def test_a_group_that_cannot_be_limited_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    end_of_those_in_advance()
     with pytest.raises(OSError):
         cgroups.ControlGroup(-7, -7)
     assert not groups(os.getpid())

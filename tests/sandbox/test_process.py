@@ -7,6 +7,9 @@ import os
 import random
 import select
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tests.sandbox.calling import NEEDS_WALLS, children, play, runs
 
 from silva.sandbox import process
 from silva.sandbox.process import Result, Sandbox
+from silva.sandbox.walls import Walls, _problem
 
 pytestmark = NEEDS_WALLS
 
@@ -165,11 +169,11 @@ def test_code_has_no_descriptor_but_its_own_input_and_output() -> None:
 def test_who_holds_the_state_is_stopped_between_calls(code: str) -> None:
     async def story(sandbox: Sandbox) -> tuple[Result, str]:
         result = await sandbox.run(code)
-        process = sandbox._process.process.pid  # type: ignore[union-attr]
+        process = sandbox._process.started.pid  # type: ignore[union-attr]
         return result, "".join(states(process))
 
     result, found = play(story, keep_state=True)
-    assert result.how == "ok" and len(found) == 4 and found.index("T") == 3
+    assert result.how == "ok" and len(found) == 2 and found.index("T") == 1
 
 
 @pytest.mark.parametrize("keep_state", [False, True])
@@ -264,7 +268,7 @@ def test_code_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         gone = select.poll()
         gone.register(started._listener, 0)
         monkeypatch.setattr(process.fcntl, "ioctl", lambda *_: pytest.fail("it waits"))
-        os.killpg(started.process.pid, signal.SIGKILL)
+        os.kill(started.started.pid, signal.SIGKILL)
         assert gone.poll(20_000) == [(started._listener, select.POLLHUP)]
         async with asyncio.timeout(20):
             while started._listener >= 0:
@@ -295,3 +299,87 @@ def test_a_seed_of_the_code_itself_holds() -> None:
 def test_packages_can_be_left_out() -> None:
     (with_them,), (without,) = runs("import numpy"), runs("import numpy", packages=False)
     assert (with_them.how, without.how) == ("ok", "raised")
+
+
+NEIGHBOUR = """
+import os, socket
+heard = socket.socket(socket.AF_UNIX)
+found = []
+try:
+    heard.connect("\\0neighbour")
+    found.append("socket")
+except OSError:
+    pass
+found += os.listdir("/tmp")
+alive = [name for name in os.listdir("/proc") if name.isdecimal() and int(name) not in (1, os.getpid())]
+print(found, alive)
+"""
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
+def test_sandboxes_of_one_template_see_nothing_of_each_other(kind: str) -> None:
+    walls = Walls(kind)
+    if problem := _problem(walls):
+        pytest.skip(problem)
+    busy = (
+        "import socket, time\nopen('/tmp/file', 'w').close()\nheard = socket.socket(socket.AF_UNIX)\n"
+        "heard.bind('\\0neighbour')\nheard.listen()\ntime.sleep(60)"
+    )
+
+    async def story(first: Sandbox) -> Result:
+        second = Sandbox(first.settings, walls)
+        playing = asyncio.create_task(first.run(busy))
+        try:
+            await second.run("1")  # so that the first call is not ahead of the neighbour's
+            for _ in range(200):
+                inside = first._process and Path(f"/proc/{first._process.started.pid}/root/tmp/file")
+                if inside and inside.exists():
+                    break
+                await asyncio.sleep(0.05)
+            else:
+                pytest.fail("the neighbour does not get ready")
+            await asyncio.sleep(0.1)  # the socket comes after the file
+            return await second.run(NEIGHBOUR)
+        finally:
+            playing.cancel()
+            await second.close()
+
+    assert play(story, walls, seconds=30.0) == Result("ok", "[] []\n")
+
+
+HOST = """
+import asyncio, sys
+from silva.sandbox.process import Sandbox
+from silva.sandbox.settings import SandboxSettings
+
+async def main():
+    sandbox = Sandbox(SandboxSettings(seconds=60))
+    await sandbox.run("1")
+    print(sandbox._process.started.pid, flush=True)
+    await sandbox.run("while True: pass")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_host_that_is_killed() -> None:
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    with host.stdout:
+        inside = os.pidfd_open(int(host.stdout.readline()))
+    below = [int(child) for child in children(host.pid)]
+    host.kill()
+    host.wait()
+    try:
+        asked = select.poll()
+        asked.register(inside, select.POLLIN)
+        assert asked.poll(20_000), "a sandbox in the middle of a call outlives its host"
+    finally:
+        os.close(inside)
+    for _ in range(400):
+        if not any(Path(f"/proc/{child}").exists() for child in below):
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("a template outlives its host")

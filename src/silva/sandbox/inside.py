@@ -1,4 +1,4 @@
-"""The interpreter inside the walls: runs `main`, compiled outside, with SETTINGS and a socket as fd 0.
+"""The interpreter inside the walls, a fork of template.py: answers calls on a socket.
 
 It imports nothing of Silva but running.py, which is sent with it, and little else, to start fast: `posix` and
 `_ctypes` are what `os` and `ctypes` are made of. It answers each request (its length in 4 bytes, then its
@@ -11,9 +11,8 @@ process, it does to itself: the walls are outside.
 
 import _ctypes
 import _signal as signal
-import _sitebuiltins
+import _socket as socket
 import _struct as struct
-import builtins
 import gc
 import marshal
 import posix as os
@@ -30,7 +29,7 @@ BOARD = 1 << 22  # bytes of memory shared with the holder: HEAD, then the reques
 HEAD = struct.Struct("<iiI")  # the copies of the holder that the call made, and the size of the request
 TICK = 0.05  # seconds between two looks at what no limit of the kernel holds
 MOST_SOCKETS = 1000
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 SECCOMP_SET_MODE_FILTER, NEW_LISTENER = 1, 8
 
 
@@ -51,79 +50,43 @@ LIBC = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None: what this proc
 prctl, syscall = (KernelCall(_ctypes.dlsym(LIBC, name)) for name in ("prctl", "syscall"))
 
 
-def main() -> None:
-    settings = marshal.loads(bytes.fromhex(sys.argv[1]))
-    sys.path.extend(settings["paths"])
-    sys.argv = [""]
-    for name in ("exit", "quit"):  # the builtins of `site`, which is not imported
-        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
-    builtins.help = _sitebuiltins._Helper()
+def serve(settings, channel: int) -> None:
+    """Answer calls until the other end of the channel is closed."""
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    control = Control()
+    listener = -1
     if settings["walls"]:
-        prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         landlock(settings["landlock"], settings["writable"])
-        import_all(settings["ready"])
         listener = watch_network(settings)
-        control.hello(listener)
+    if listener >= 0:
+        hand_over(channel, b"1", listener)
+        os.close(listener)
     else:
-        import_all(settings["ready"])
-        control.hello(-1)
+        os.write(channel, b"0")
     for name, (soft, hard) in settings["limits"].items():
         number = getattr(resource, name)
         most = resource.getrlimit(number)[1]
         hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
         resource.setrlimit(number, (min(soft, hard), hard))
-    sys.dont_write_bytecode = True
     calls = KeptState(settings) if settings["keep_state"] else ForkedCalls(settings)
     gc.freeze()  # so that a collection in a call does not copy what calls share
-    while request := control.request():
-        control.answer(*calls.run(*request))
-        import traceback  # noqa: F401  # while nobody waits: the next calls find it and `os`
+    while body := read_all(channel, int.from_bytes(read_all(channel, 4), "little")):
+        how, detail, output, errors = calls.run(*marshal.loads(body))
+        write_all(channel, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
 
 
-def import_all(names) -> None:
-    for name in names:
-        __import__(name)
-
-
-class Control:
-    """The socket to the host. Only this process reads it: calls close it."""
-
-    def __init__(self) -> None:
-        self.fd = os.dup(0)
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        os.close(null)
-
-    def hello(self, listener: int) -> None:
-        """Says that it is ready, and hands the descriptor over that network attempts are told to."""
-        if listener < 0:
-            os.write(self.fd, b"0")
-            return
-        import _socket
-
-        with_fd = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))]
-        sock = _socket.socket(fileno=os.dup(self.fd))
-        sock.sendmsg([b"1"], with_fd)
-        sock.close()
-        os.close(listener)
-
-    def request(self):
-        body = read_all(self.fd, int.from_bytes(read_all(self.fd, 4), "little"))
-        return marshal.loads(body) if body else None  # empty at the end
-
-    def answer(self, how: int, detail: int, output: bytes, errors: bytes) -> None:
-        write_all(self.fd, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
+def hand_over(channel: int, word: bytes, fd: int) -> None:
+    """Send a byte to the host, and a descriptor with it."""
+    sock = socket.socket(fileno=os.dup(channel))
+    sock.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))])
+    sock.close()
 
 
 class ForkedCalls:
     """Each call is a fork of this process, and all that it started ends with it."""
 
     def __init__(self, settings) -> None:
-        self.seconds, self.walls, self.files = settings["seconds"], settings["walls"], settings["files"]
+        self.seconds, self.walls = settings["seconds"], settings["walls"]
 
     def run(self, code: str, stdin: bytes, seed: int, program: bool, most: int):
         output, out = os.pipe()
@@ -183,7 +146,7 @@ class ForkedCalls:
                 ended = stopped = TIMEOUT, 0
             if ended or now >= look:
                 look = now + TICK
-                if self.walls and overgrown(self.files):
+                if self.walls and many_sockets():
                     os._exit(1)  # only the end of the whole sandbox gives the memory back
             if ended:
                 break
@@ -297,13 +260,10 @@ def is_child(process: int) -> bool:
         return False
 
 
-def overgrown(files: int) -> bool:
-    """Whether there are more files, or sockets, than fit into memory that nothing else counts. Bubblewrap
-    cannot limit the number of files, and no limit counts sockets that wait in a queue."""
-    tmp = os.statvfs("/tmp")
+def many_sockets() -> bool:
+    """Whether there are more than fit into memory: no limit counts sockets that wait in a queue."""
     with open("/proc/net/sockstat") as file:
-        sockets = int(file.readline().removeprefix("sockets: used "))
-    return tmp.f_files - tmp.f_ffree > files or sockets > MOST_SOCKETS
+        return int(file.readline().removeprefix("sockets: used ")) > MOST_SOCKETS
 
 
 def verdict(status: int):
@@ -390,10 +350,14 @@ def landlock(version: int, writable) -> None:
 def watch_network(settings) -> int:
     """Install the filter of sockets; the descriptor of its notices, or -1 where the kernel has none."""
     for key, flags in (("notify", NEW_LISTENER), ("refuse", 0)):
-        program = bytes.fromhex(settings[key])
-        held = (Char * len(program)).from_buffer_copy(program)
-        filter_ = struct.pack("<HxxxxxxQ", len(program) // 8, _ctypes.addressof(held))
-        listener = syscall(settings["seccomp_call"], SECCOMP_SET_MODE_FILTER, flags, filter_)
+        listener = set_filter(settings["seccomp_call"], settings[key], flags)
         if listener >= 0:
             return listener if flags else -1
     raise OSError(_ctypes.get_errno(), "seccomp: no filter of sockets")
+
+
+def set_filter(call: int, program: bytes, flags: int = 0) -> int:
+    """Install a filter of system calls; -1: the kernel does not take it."""
+    held = (Char * len(program)).from_buffer_copy(program)
+    filter_ = struct.pack("<HxxxxxxQ", len(program) // 8, _ctypes.addressof(held))
+    return syscall(call, SECCOMP_SET_MODE_FILTER, flags, filter_)

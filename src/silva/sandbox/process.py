@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import contextlib
 import dataclasses
 import fcntl
 import marshal
 import os
 import select
-import signal
-import socket
 import struct
-import subprocess
-import weakref
 from collections.abc import Sequence
 from typing import Literal
 
 from silva.aio import received
-from silva.errors import SilvaError
 from silva.ports import derive
-from silva.sandbox import cgroups
 from silva.sandbox.settings import SandboxSettings
-from silva.sandbox.walls import MIB, Walls, chosen, command
+from silva.sandbox.starting import SandboxFault, Started, start
+from silva.sandbox.walls import MIB, Walls, chosen
 
 How = Literal["ok", "raised", "timeout", "output", "signal", "exit", "lost"]
 HOW: tuple[How, ...] = ("ok", "raised", "timeout", "output", "signal", "exit")  # in the order of inside.py
-START = 20.0  # seconds that a start may take on a busy machine
-START_IMPORTS = 60.0  # more, if it imports modules
 MOST_ERRORS = 1 << 16  # bytes; inside.py sends fewer
 MOST_KEPT = 1_000_000  # characters of a call that keeps state: what inside.py has room for
 GRACE = 2.0  # seconds after its own limit that a call may still be silent
@@ -51,10 +42,6 @@ for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", 
         pass
 print(os.getuid(), written)
 """
-
-
-class SandboxFault(SilvaError, OSError):
-    """A sandbox could not be started: it is the machine's fault, not the code's."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -176,64 +163,23 @@ def works(walls: Walls, packages: bool) -> str:
 
 
 class _Process:
-    """A started interpreter and the socket to it.
+    """A started sandbox, to be called.
 
     `attempts`: of opening a socket that leads out, up to `MOST_ATTEMPTS`. After that nobody answers
     the kernel, which then refuses them itself.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.ControlGroup | None
-    ) -> None:
-        self.process, self.channel, self.attempts = process, channel, 0
+    def __init__(self, started: Started) -> None:
+        self.started, self.attempts = started, 0
         self._loop = asyncio.get_running_loop()
-        self._listener = -1
-        self._ended = weakref.finalize(self, _end, process, channel, group)
+        self._listener = started.listener
+        if self._listener >= 0:
+            self._loop.add_reader(self._listener, self._refuse)
 
     @classmethod
     async def start(cls, walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> _Process:
-        ours, theirs = socket.socketpair()
-        gate = cgroups.Gate() if walls.kind != "none" and cgroups.parents() else None
-        arguments, inherited = command(walls, settings, gate, ready)
-        group = None
-        try:
-            if gate is not None:
-                group = cgroups.ControlGroup(settings.memory_mb * MIB, settings.processes)
-            process = subprocess.Popen(
-                arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                pass_fds=inherited, cwd="/",
-                env={"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "PYTHONHASHSEED": "0"},
-                start_new_session=True,  # a Ctrl-C in the terminal is not for it
-            )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            if gate is not None:
-                gate.close()
-            if group is not None:
-                group.remove()
-            raise SandboxFault(f"sandbox: {error}") from error
-        finally:
-            theirs.close()
-            for fd in inherited:
-                os.close(fd)
-        ours.setblocking(False)
-        started = cls(process, ours, group)
-        try:
-            async with asyncio.timeout(START + START_IMPORTS * bool(ready)):
-                if gate is not None and group is not None:
-                    # Not cancelled with this: the thread closes the gate, if need be when the process ends.
-                    await asyncio.shield(asyncio.to_thread(gate.let_in, group))
-                await started._greet()
-        except (TimeoutError, OSError) as error:
-            assert process.stderr is not None
-            os.set_blocking(process.stderr.fileno(), False)  # what is left of it may live, and say no more
-            words = (process.stderr.read(2000) or b"").decode(errors="replace").strip()
-            await started.end()
-            raise SandboxFault(f"sandbox did not start: {words or error or type(error).__name__}") from error
-        except BaseException:
-            await asyncio.shield(started.end())
-            raise
-        return started
+        # Not cancelled with this: a sandbox that nobody waits for any more ends as soon as it has started.
+        return cls(await asyncio.shield(asyncio.to_thread(start, walls, settings, ready)))
 
     async def call(self, request: tuple[str, bytes, int, bool, int]) -> Result:
         """A call of code, input, seed, whether it is a program, and its most bytes of output.
@@ -242,32 +188,18 @@ class _Process:
             EOFError, OSError: the sandbox ends, or answers what nothing inside.py would.
         """
         body = marshal.dumps(request)
-        await self._loop.sock_sendall(self.channel, len(body).to_bytes(4, "little") + body)
-        how, detail, *sizes = HEADER.unpack(await received(self.channel, HEADER.size))
+        await self._loop.sock_sendall(self.started.channel, len(body).to_bytes(4, "little") + body)
+        how, detail, *sizes = HEADER.unpack(await received(self.started.channel, HEADER.size))
         if how >= len(HOW) or sizes[0] > request[-1] or sizes[1] > MOST_ERRORS:
             raise EOFError("not an answer")
-        output, errors = [(await received(self.channel, size)).decode(errors="replace") for size in sizes]
+        output, errors = [
+            (await received(self.started.channel, size)).decode(errors="replace") for size in sizes
+        ]
         return Result(HOW[how], output, detail, HOW[how] == "output", errors=errors)
 
     async def end(self) -> None:
         self._stop_listening()
-        await asyncio.to_thread(self._ended)  # waits for the processes to be gone
-
-    async def _greet(self) -> None:
-        """Wait until it is ready; take the descriptor that the kernel tells network attempts to."""
-        readable = asyncio.Event()
-        self._loop.add_reader(self.channel, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            self._loop.remove_reader(self.channel)
-        word, control, _, _ = self.channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
-        if word not in (b"0", b"1"):
-            raise ConnectionError("it ended at its start")
-        for level, kind, data in control:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                (self._listener,) = array.array("i", data[:4])
-                self._loop.add_reader(self._listener, self._refuse)
+        await asyncio.to_thread(self.started.end)  # waits for the processes to be gone
 
     def _refuse(self) -> None:
         """Count an attempt to open a socket, and let it fail."""
@@ -295,17 +227,3 @@ class _Process:
             self._loop.remove_reader(self._listener)
             os.close(self._listener)
             self._listener = -1
-
-
-def _end(
-    process: subprocess.Popen[bytes], channel: socket.socket, group: cgroups.ControlGroup | None
-) -> None:
-    channel.close()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
-    if group is not None:
-        with contextlib.suppress(OSError):
-            group.remove()

@@ -1,9 +1,8 @@
-"""Which walls this machine can build, and the command line that starts an interpreter within them."""
+"""Which walls this machine can build, and the command line that starts a template within them."""
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import marshal
 import os
@@ -28,7 +27,7 @@ HERE = Path(__file__).parent
 FILES_PER_MIB = 256  # of /tmp: each needs memory that its size does not count
 SECCOMP_CALL = {"x86_64": 317, "aarch64": 277}
 LANDLOCK_CREATE = 444
-INSIDE = ("running.py", "inside.py")  # modules of the interpreter within, in this order
+INSIDE = ("running.py", "inside.py", "template.py")  # modules of the interpreter within, in this order
 LOADER = """
 import marshal, sys
 for name, code in marshal.loads(bytes.fromhex(sys.argv.pop(1))):
@@ -44,7 +43,8 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Walls:
-    """What was found to work. `why` says what is missing, in words; empty: nothing."""
+    """What was found to work, by who builds the outer ones. `why` says in words what is missing; empty:
+    nothing."""
 
     kind: str  # bubblewrap | userns | none
     as_nobody: bool = False  # the process is started as the user nobody, as this one is root
@@ -102,39 +102,21 @@ def describe() -> str:
     return str(_chosen("auto"))
 
 
-def command(
-    walls: Walls, settings: SandboxSettings, gate: cgroups.Gate | None, ready: Sequence[str] = ()
-) -> tuple[list[str], list[int]]:
-    """The command line of an interpreter within the walls, and descriptors that it inherits.
-
-    Its standard input must be a socket; the protocol is that of inside.py. With a gate it waits there.
-    """
+def command(walls: Walls, packages: bool, ready: Sequence[str] = ()) -> list[str]:
+    """The command line of a template (template.py) within the outer walls; its standard input is a socket."""
     python, prefix = _python(walls.as_nobody)
-    visible = _visible(prefix, settings)
-    told = marshal.dumps({**_told(walls, settings), "ready": list(ready)}).hex()
+    visible = _visible(prefix, packages)
+    told = {"ready": list(ready), "walls": walls.kind != "none", "paths": _packages() if packages else [],
+            "binds": visible if walls.kind == "userns" else []}  # fmt: skip
     # Not -I: it ignores PYTHONHASHSEED, and sets would print in another order in each sandbox.
-    interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled(), told]
-    if walls.kind == "none":
-        return interpreter, []
-    drop = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
-    before = drop if walls.as_nobody else []
-    doors = [gate.tell, gate.wait] if gate else []
-    if walls.kind == "userns":
-        plan = {"binds": visible, "size": settings.file_mb * MIB,
-                "files": settings.file_mb * FILES_PER_MIB, "denied": filters.denied().hex(),
-                "seccomp_call": SECCOMP_CALL[platform.machine()], "environment": ENVIRONMENT,
-                "gate": doors}  # fmt: skip
-        enter = [python, "-I", "-S", "-c", _source("enter.py"), json.dumps(plan)]
-        return [*before, *enter, *interpreter], doors
-    reader, writer = os.pipe()
-    os.write(writer, filters.denied())
-    os.close(writer)
-    waits = ["--info-fd", str(gate.tell), "--block-fd", str(gate.wait)] if gate else []
-    bubblewrap = [*_bubblewrap(settings, visible, reader), *waits, "--"]
-    return [*before, *bubblewrap, *interpreter], [reader, *doors]
+    interpreter = [python, "-P", "-s", "-S", "-c", LOADER, _compiled(), marshal.dumps(told).hex()]
+    setpriv = shutil.which("setpriv") or "setpriv"
+    drop = [setpriv, f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--"]
+    around = _bubblewrap(visible) if walls.kind == "bubblewrap" else []
+    return [*(drop if walls.as_nobody else []), *around, *interpreter]
 
 
-def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> list[str]:
+def _bubblewrap(visible: list[str]) -> list[str]:
     binds = [part for path in visible for part in ("--ro-bind", path, path)]
     links = [part for name in ("bin", "sbin", "lib", "lib64") if Path(f"/{name}").is_symlink()
              for part in ("--symlink", f"usr/{name}", f"/{name}")]  # fmt: skip
@@ -142,19 +124,18 @@ def _bubblewrap(settings: SandboxSettings, visible: list[str], seccomp: int) -> 
                for part in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")]  # fmt: skip
     links += [part for number, name in enumerate(("stdin", "stdout", "stderr"))
               for part in ("--symlink", f"/proc/self/fd/{number}", f"/dev/{name}")]  # fmt: skip
-    variables = [part for name, value in ENVIRONMENT.items() for part in ("--setenv", name, value)]
     return [
         shutil.which("bwrap") or "bwrap",
-        "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL",
-        "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox",
-        "--die-with-parent", "--new-session", "--clearenv", *variables,
-        "--size", str(settings.file_mb * MIB), "--tmpfs", "/tmp",  # before what may be bound within it
-        *binds, *links, "--proc", "/proc", "--remount-ro", "/proc", *devices, "--symlink", "/tmp", "/dev/shm",
-        "--remount-ro", "/", "--chdir", "/tmp", "--seccomp", str(seccomp),
+        "--unshare-all", "--unshare-user", "--cap-drop", "ALL",
+        "--uid", str(NOBODY), "--gid", str(NOBODY), "--hostname", "sandbox", "--new-session",
+        "--tmpfs", "/tmp",  # before what may be bound within it
+        *binds, *links, "--proc", "/proc", *devices, "--symlink", "/tmp", "/dev/shm",
+        "--remount-ro", "/", "--chdir", "/tmp", "--",
     ]  # fmt: skip
 
 
-def _told(walls: Walls, settings: SandboxSettings) -> dict[str, Any]:
+def told(walls: Walls, settings: SandboxSettings) -> bytes:
+    """What a template is told of one sandbox."""
     memory, files = settings.memory_mb * MIB, settings.file_mb * MIB
     limits = {
         "RLIMIT_CPU": [settings.cpu_seconds, settings.cpu_seconds + 1], "RLIMIT_AS": [memory, memory],
@@ -164,22 +145,24 @@ def _told(walls: Walls, settings: SandboxSettings) -> dict[str, Any]:
     }  # fmt: skip
     if walls.kind == "none":
         del limits["RLIMIT_NPROC"]  # all that this user runs would count
-    walled = walls.kind != "none"
-    return {
-        "walls": walled, "keep_state": settings.keep_state, "seconds": settings.seconds,
-        "files": settings.file_mb * FILES_PER_MIB, "limits": limits, "writable": ["/tmp"],
-        "landlock": landlock_version() if walled else 0, "paths": _packages() if settings.packages else [],
-        "notify": filters.network(notify=True).hex() if walled else "",
-        "refuse": filters.network(notify=False).hex() if walled else "",
-        "seccomp_call": SECCOMP_CALL.get(platform.machine(), 0),
+    about: dict[str, Any] = {
+        "walls": walls.kind != "none", "keep_state": settings.keep_state, "seconds": settings.seconds,
+        "size": files, "files": settings.file_mb * FILES_PER_MIB, "limits": limits, "writable": ["/tmp"],
     }  # fmt: skip
+    if walls.kind != "none":
+        about |= {
+            "landlock": landlock_version(), "seccomp_call": SECCOMP_CALL[platform.machine()],
+            "denied": filters.denied(), "notify": filters.network(notify=True),
+            "refuse": filters.network(notify=False),
+        }  # fmt: skip
+    return marshal.dumps(about)
 
 
-def _visible(prefix: str, settings: SandboxSettings) -> list[str]:
+def _visible(prefix: str, packages: bool) -> list[str]:
     """Folders of the host that are shown, read-only."""
     usual = [path for path in ("/usr", "/bin", "/sbin", "/lib", "/lib64") if Path(path).exists()]
     usual = [path for path in usual if not Path(path).is_symlink()] + ["/etc/ld.so.cache"]
-    homes = [prefix, *(_packages() if settings.packages else [])]
+    homes = [prefix, *(_packages() if packages else [])]
     outside = [path for path in homes if not Path(path).is_relative_to("/usr")]
     return [*usual, *dict.fromkeys(outside)]
 

@@ -1,0 +1,187 @@
+"""Starts sandboxes: each is a fork of a warm template (template.py), put into control groups of its own.
+
+A template is started with the first sandbox of its kind, which takes as long as Python does, and ends with
+this process. To put a lone process into groups of version 1 takes 10 ms, which the kernel waits: so the next
+sandbox of each kind is started in advance.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from silva.errors import SilvaError
+from silva.sandbox import cgroups
+from silva.sandbox.settings import SandboxSettings
+from silva.sandbox.walls import ENVIRONMENT, MIB, Walls, command, told
+
+START = 20.0  # seconds that a start may take on a busy machine
+START_IMPORTS = 60.0  # more, if it imports modules
+LAST_WORDS = 1.0  # seconds that a template which failed has to end
+_templates: dict[tuple[str, ...], _Template] = {}  # by their command lines
+_lock = threading.Lock()
+
+
+class SandboxFault(SilvaError, OSError):
+    """A sandbox could not be started: it is the machine's fault, not the code's."""
+
+
+class Started:
+    """A sandbox that is ready for calls.
+
+    `channel` leads to it. `listener` is the descriptor that the kernel tells attempts to open a socket to,
+    -1 if it does not; whoever uses it closes it. `pid` is the number of its first process.
+
+    Raises:
+        OSError: it did not start, or not in time; nothing is left of it.
+    """
+
+    def __init__(self, template: _Template, kind: _Kind) -> None:
+        self.channel, theirs = socket.socketpair()
+        held: list[cgroups.ControlGroup | int] = []  # and its first process, as a descriptor
+        self.end = weakref.finalize(self, _end, self.channel, held)
+        try:
+            self.channel.settimeout(START + START_IMPORTS * bool(kind.ready))
+            with theirs:
+                template.fork(told(kind.walls, kind.settings), theirs)
+            self._process = template.answered(self.channel, b"p")
+            held.append(self._process)
+            with open(f"/proc/self/fdinfo/{self._process}") as file:
+                self.pid = next(int(line[4:]) for line in file if line.startswith("Pid:"))
+            if kind.walls.kind != "none" and cgroups.parents():
+                group = cgroups.ControlGroup(kind.settings.memory_mb * MIB, kind.settings.processes)
+                held.append(group)
+                group.add(self.pid)
+            self.listener = template.answered(self.channel, b"01")
+        except BaseException:
+            self.end()
+            raise
+        self.channel.setblocking(False)
+
+    @property
+    def lives(self) -> bool:
+        return not _gone(self._process, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Sandboxes of one kind are alike."""
+
+    walls: Walls
+    settings: SandboxSettings
+    ready: tuple[str, ...]
+
+    def started(self) -> Started:
+        return Started(_Template.of(command(self.walls, self.settings.packages, self.ready)), self)
+
+
+_next: dict[_Kind, Started] = {}
+_starter = ThreadPoolExecutor(1, "sandbox")
+
+
+def start(walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> Started:
+    """Wait until a sandbox is ready for calls.
+
+    Args:
+        ready: modules that each call finds imported.
+
+    Raises:
+        SandboxFault: it did not start.
+    """
+    kind = _Kind(walls, settings, tuple(ready))
+    try:
+        found = _next.pop(kind, None)
+        if found is None or not found.lives:
+            found = kind.started()
+    except OSError as error:
+        raise SandboxFault(f"sandbox did not start: {error or type(error).__name__}") from error
+    _starter.submit(_start_next, kind)
+    return found
+
+
+def _start_next(kind: _Kind) -> None:
+    if kind not in _next:
+        _next[kind] = kind.started()
+
+
+class _Template:
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._words = ""
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(self._control.close)
+            self._process = subprocess.Popen(
+                arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
+                env=ENVIRONMENT,
+                start_new_session=True,  # a Ctrl-C in the terminal is not for it
+            )  # fmt: skip
+            failed.pop_all()
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> _Template:
+        key = tuple(arguments)
+        with _lock:
+            found = _templates.get(key)
+            if found is None or found._process.poll() is not None:
+                found = _templates[key] = cls(arguments)
+            return found
+
+    def fork(self, message: bytes, channel: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # it has ended, as the channel tells
+            socket.send_fds(self._control, [message], [channel.fileno()])
+
+    def answered(self, channel: socket.socket, words: bytes) -> int:
+        """The descriptor that came with one of these words of a new sandbox; -1: none did.
+
+        Raises:
+            OSError: it has ended, or sends something else.
+        """
+        word, control, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if word == b"!":
+            raise OSError(channel.recv(2000).decode(errors="replace"))
+        if not word or word not in words:
+            raise OSError(self._last_words() or "it ended at its start")
+        return next((array.array("i", data[:4])[0] for *_, data in control), -1)
+
+    def _last_words(self) -> str:
+        """What it wrote before it ended; empty: it has not, or said nothing."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAST_WORDS)
+        errors = self._process.stderr
+        with _lock:
+            if errors is not None and not errors.closed and self._process.returncode is not None:
+                os.set_blocking(errors.fileno(), False)  # what is left of it may live, and say no more
+                self._words = (errors.read(2000) or b"").decode(errors="replace").strip()
+                errors.close()
+                self._control.close()
+        return self._words
+
+
+def _gone(process: int, milliseconds: int | None = None) -> bool:
+    """Wait so long, or for ever, for the end of the process that a descriptor stands for."""
+    asked = select.poll()
+    asked.register(process, select.POLLIN)
+    return bool(asked.poll(milliseconds))
+
+
+def _end(channel: socket.socket, held: Sequence[cgroups.ControlGroup | int]) -> None:
+    channel.close()
+    for each in held:
+        if isinstance(each, int):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(each, signal.SIGKILL)
+            _gone(each)
+            os.close(each)
+        else:
+            with contextlib.suppress(OSError):
+                each.remove()
