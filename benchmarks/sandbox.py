@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/sandbox.py --json sandbox.json           about a minute
     .venv/bin/python benchmarks/sandbox.py --calls 100000                the leak check, about 10 minutes
 
-Warm: a call of `1 + 1` in a sandbox that has run before. Cold: a new sandbox and its first call, some time after
-the one before it. Beside them, in the same minute, what they cannot be cheaper than: a fork of a bare Python that ends at once, and the start
-of one.
+Warm: a call of `1 + 1` in a sandbox that has run before. Cold: a new sandbox and its first call, 0.1 s after
+the last one. Beside them, in the same minute, what they cannot be cheaper than: a fork of a bare Python that
+ends at once, and the start of one.
 """
 
 from __future__ import annotations
