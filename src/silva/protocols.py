@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
+
 from silva.errors import ContextOverflow, EngineError
 from silva.thoughts import answer_of
 from silva.types import (
@@ -31,7 +33,6 @@ from silva.types import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from silva.rollouts.calls import CallRecorder
@@ -346,6 +347,7 @@ class Trainer(Protocol):
 
     async def score(self, samples: Sequence[Sample], needs: frozenset[str]) -> Signals: ...
     async def forward_backward(self, samples: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]: ...
+    async def clipped(self) -> Sequence[np.ndarray]: ...  # [T] bool for each sample of the last call above
     async def optim_step(
         self, policy: OptimParams, critic: OptimParams | None = None
     ) -> Mapping[str, float]: ...

@@ -140,7 +140,7 @@ def learnt(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
 def assert_alike(
     ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = DTYPE, *, loose: float = 1.0
 ) -> None:
-    """Metrics, gradients and weights of an update are those of one rank, up to rounding.
+    """Metrics, gradients and weights of an update are those of one rank, up to rounding; so is what is clipped.
 
     Args:
         loose: how many times as far as usual they may be apart.
@@ -148,6 +148,8 @@ def assert_alike(
     most, expected = loose * TOLERANCES[dtype], alone.update(rows)
     assert ours.update(rows) == pytest.approx(expected, rel=most, abs=most)
     assert expected["grad_norm"] > 0
+    of_one = [flags.tolist() for flags in alone.learners[0].clipped]
+    assert all([flags.tolist() for flags in each.clipped] == of_one for each in ours.learners)
     found = ours.learnt()
     for kind, wanted in alone.learnt().items():
         close(found[kind], wanted, dtype, loose)

@@ -110,6 +110,30 @@ def test_gradients_add_up_until_the_step(make: Make, rows: list[Sample]) -> None
     assert update(parts, rows[-1:])["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+def test_each_token_is_clipped_or_not(make: Make, rows: list[Sample]) -> None:
+    """Where the ratio to what was sampled has moved the way the advantage wants, by more than 0.2."""
+    trainer, rng = make(0), np.random.default_rng(0)
+    rows = [row.replace(advantages=rng.choice([-1.0, 1.0], len(row))) for row in rows]
+    now = asyncio.run(trainer.score(rows, frozenset({"logprobs"}))).logprobs
+    assert now is not None
+    moved = [rng.choice([-0.5, -0.1, 0.1, 0.5], len(row)) for row in rows]
+    rows = [row.replace(logprobs=new - by) for row, new, by in zip(rows, now, moved, strict=True)]
+    unused = rows[0].replace(loss_weights=np.zeros(len(rows[0])))
+
+    async def clipped(loss: LossSpec) -> list[list[bool]]:
+        await trainer.forward_backward([unused, *rows], loss)
+        return [flags.tolist() for flags in await trainer.clipped()]
+
+    expected = [
+        (row.loss_weights > 0) & (((a > 0) & (by == 0.5)) | ((a < 0) & (by == -0.5)))
+        for row, by in zip(rows, moved, strict=True)
+        if (a := row.advantages) is not None
+    ]
+    none, *found = asyncio.run(clipped(LossSpec("clipped")))
+    assert not any(none) and found == [flags.tolist() for flags in expected] and any(map(any, found))
+    assert not any(map(any, asyncio.run(clipped(LOSS))))  # which clips nothing
+
+
 def test_scores_are_nan_where_nothing_is_trained(make: Make, rows: list[Sample]) -> None:
     trainer, rows = make(0), [*rows, rows[0].replace(loss_weights=np.zeros(len(rows[0])))]
     signals = asyncio.run(trainer.score(rows, frozenset({"logprobs", "reference_logprobs"})))

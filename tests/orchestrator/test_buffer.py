@@ -139,6 +139,8 @@ def test_the_file_of_rollouts_keeps_what_training_knew_of_each_turn():
         LearnedTurn("b", (-1.0,), (1.0, 1.0, 0.0), (7.0, 8.0, 9.0), {"observations": (0, 1, 0, 0, 0)}),
     ]
     assert learned_turns(sample.replace(old_logprobs=None), played)[0].logprobs == ()
+    clips = learned_turns(sample, played, np.arange(len(sample)) == 7)
+    assert [each.clipped for each in clips] == [(False,), (True, False, False)]
 
 
 def test_when_every_episode_fails_the_commonest_error_is_named(tmp_path):

@@ -110,7 +110,8 @@ def test_tokens_have_what_training_knew_of_them(tmp_path: Path, pages_of: Callab
         fresh=True,
     )
     learned = LearnedTurn(
-        "a", (0.5,), (1.0, 0.0, 1.0), (-1.0, -1.5, -3.0), {"echo": (0.0, 0.3, 0.0, 0.0, 0.0)}
+        "a", (0.5,), (1.0, 0.0, 1.0), (-1.0, -1.5, -3.0), {"echo": (0.0, 0.3, 0.0, 0.0, 0.0)},
+        (True, False, False),
     )
     played = Trajectory("x", (turn,), "terminated", {"score": 1.0})
     row = RolloutRow(1, "t", "w", "g", played, "trained", version=7, learned=(learned,))
@@ -128,6 +129,7 @@ def test_tokens_have_what_training_knew_of_them(tmp_path: Path, pages_of: Callab
         [-1.0, -1.5],
     )
     assert said["ratios"] == [1.0, round(math.exp(0.5), 5)]
+    assert (said["clipped"], expert["clipped"], "clipped" in read) == ([1, 0], [0], False)
     assert (expert["weights"], expert["trainer_logprobs"], "ratios" in expert) == ([1], [-3.0], False)
     (listed,) = pages.answer("rollouts", {**at, "filter": ["staleness == 2"]})["rows"]
     assert listed["trajectory"] == "x"

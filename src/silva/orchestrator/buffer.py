@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -86,12 +88,18 @@ class Batch:
         """Pieces with a group that is kept."""
         return [piece for piece in self.pieces if piece.kept]
 
-    def rows(self, samples: Iterable[Sample], version: int | None = None) -> list[RolloutRow]:
+    def rows(
+        self,
+        samples: Iterable[Sample],
+        version: int | None = None,
+        clipped: Mapping[Sample, np.ndarray] = MappingProxyType({}),
+    ) -> list[RolloutRow]:
         """For the file of rollouts: groups that are kept, then those dropped.
 
         Args:
             samples: what was trained.
             version: of the policy before the step.
+            clipped: [T] of samples, see `LearnedTurn`.
         """
         by_trajectory: dict[str, list[Sample]] = defaultdict(list)
         for sample in samples:
@@ -107,7 +115,9 @@ class Batch:
                     reason=reason if t.failure is None else f"{t.failure}: {t.error}",
                     advantage=advantages.get(t.id),
                     version=version,
-                    learned=tuple(each for s in by_trajectory[t.id] for each in learned_turns(s, t)),
+                    learned=tuple(
+                        each for s in by_trajectory[t.id] for each in learned_turns(s, t, clipped.get(s))
+                    ),
                 )
                 for t in group.trajectories
             ]  # fmt: skip
@@ -116,7 +126,9 @@ class Batch:
         return kept + [row for d in self.dropped for row in rows(d.group, "dropped", d.reason)]
 
 
-def learned_turns(sample: Sample, trajectory: Trajectory) -> list[LearnedTurn]:
+def learned_turns(
+    sample: Sample, trajectory: Trajectory, clipped: np.ndarray | None = None
+) -> list[LearnedTurn]:
     """What the file of rollouts keeps of a sample with advantages, turn by turn."""
     read = {turn.id: len(turn.segments[0].tokens) for turn in trajectory.turns}
     old = sample.old_logprobs
@@ -127,12 +139,13 @@ def learned_turns(sample: Sample, trajectory: Trajectory) -> list[LearnedTurn]:
             weights=_short(sample.loss_weights[start + read[turn] : end]),
             logprobs=() if old is None else _short(old[start + read[turn] : end]),
             streams={name: _short(weights[start:end]) for name, weights in sample.streams.items()},
+            clipped=() if clipped is None else _short(clipped[start + read[turn] : end]),
         )
         for turn, (start, end) in zip(sample.turn_ids, sample.turn_spans, strict=True)
     ]
 
 
-def _short(values: np.ndarray) -> tuple[float, ...]:
+def _short(values: np.ndarray) -> tuple[Any, ...]:
     """A single one if all are equal."""
     return tuple(
         values[:1].tolist()

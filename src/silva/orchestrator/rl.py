@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise, zip_longest
 from typing import TypeVar
 
+import numpy as np
+
 from silva.algorithms.compose import next_state
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, rollout_rows
@@ -39,7 +41,7 @@ from silva.orchestrator.updates import Row, Updates
 from silva.ports import crash_point
 from silva.signals import Interrupted
 from silva.storage.checkpoints import Writer
-from silva.types import Group
+from silva.types import Group, Sample
 
 __all__ = ["Loop", "Parts", "split"]
 T = TypeVar("T")
@@ -49,12 +51,17 @@ FAILING_STEPS = 3
 
 @dataclass
 class Trained:
-    """What a step has played and trained. `updates`: the metrics of each."""
+    """What a step has played and trained. `updates`: the metrics of each. `clipped`: [T] of its samples."""
 
     batch: Batch
     rows: list[Row] = field(default_factory=list)
     updates: list[dict[str, float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    clipped: dict[Sample, np.ndarray] = field(default_factory=dict)
+
+    def learnt(self, metrics: dict[str, float], clipped: dict[Sample, np.ndarray]) -> None:
+        self.updates.append(metrics)
+        self.clipped |= clipped
 
 
 class Loop:
@@ -131,7 +138,7 @@ class Loop:
             done.metrics = await self._diagnosis(step, batch, replayed)
             shares = zip_longest(split(done.rows[:own], count), split(done.rows[own:], count), fillvalue=())
             for number, (new, again) in enumerate(shares):
-                done.updates.append(await self._updates.update(self.state, number, new, again))
+                done.learnt(*await self._updates.update(self.state, number, new, again))
             if p.replay:
                 p.replay.add(step, batch.kept)
         return done
@@ -154,7 +161,7 @@ class Loop:
                 groups = [group for piece in pieces for group in piece.kept]
                 rows = await self._updates.rows(groups, len(groups), self.state.controllers)
                 if rows:
-                    done.updates.append(await self._updates.update(self.state, len(done.updates), rows))
+                    done.learnt(*await self._updates.update(self.state, len(done.updates), rows))
                 done.rows += rows
         p.buffer.check(done.batch)
         with p.phases("train"):
@@ -198,7 +205,7 @@ class Loop:
         evaluation is done, however often that is interrupted."""
         p, batch = self.parts, done.batch
         samples = [sample for _, samples in done.rows for sample in samples]
-        p.monitor.rollouts(batch.step, batch.rows(samples, version))
+        p.monitor.rollouts(batch.step, batch.rows(samples, version, done.clipped))
         means = metrics.mean_of_updates(done.updates)
         controllers = next_state(
             p.recipe, self.state.controllers, batch.groups,

@@ -77,8 +77,9 @@ class Updates:
 
     async def update(
         self, state: RunState, number: int, new: Sequence[Row], replayed: Sequence[Row] = ()
-    ) -> dict[str, float]:
-        """One optimizer step on rows of this step (`new`) and replayed ones; its metrics.
+    ) -> tuple[dict[str, float], dict[Sample, np.ndarray]]:
+        """One optimizer step on rows of this step (`new`) and replayed ones; its metrics, and for each sample
+        which of its tokens the loss clipped (`LearnedTurn`).
 
         Args:
             state: after the step before.
@@ -87,8 +88,9 @@ class Updates:
         p, part, step = self.parts, [*new, *replayed], state.step + 1
         groups = [group for group, _ in part]
         shown = await p.data.draw(step) if p.data else []
+        own = [sample for _, samples in part for sample in samples]
         samples = normalise(
-            [*(sample for _, samples in part for sample in samples), *shown],
+            [*own, *shown],
             p.recipe.aggregation,
             constant=self._constant(groups),
         )
@@ -104,7 +106,12 @@ class Updates:
         policy = optim_params(update, trainer.optimizer, total)
         metrics = await one_update(p.trainer, samples, loss, policy, critic)
         p.notices.update(step, metrics)
-        return metrics
+        if not p.config.monitoring.rollouts or "clipped" not in metrics:
+            return metrics, {}
+        # Most updates clip nothing, which nobody needs to be asked for.
+        none = [np.zeros(len(sample), bool) for sample in own]
+        clipped = await p.trainer.clipped() if metrics["clipped"] else none
+        return metrics, dict(zip(own, clipped, strict=False))
 
     def _constant(self, groups: Sequence[Group]) -> float | None:
         """What `aggregation = "constant"` divides the update's loss by."""

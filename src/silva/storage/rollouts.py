@@ -45,6 +45,7 @@ class LearnedTurn:
         weights: in the loss, before they are normalised.
         logprobs: of the trainer before its first update; empty if the recipe does not ask for them.
         streams: weights of cross-entropy, by name.
+        clipped: by the loss in the update of these tokens; empty if it has no clip.
     """
 
     turn: str
@@ -52,6 +53,7 @@ class LearnedTurn:
     weights: tuple[float, ...]
     logprobs: tuple[float, ...] = ()
     streams: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    clipped: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

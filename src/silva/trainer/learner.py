@@ -102,6 +102,7 @@ class Learner:
             Critic(loaded, settings.critic, self.mesh, max_nonfinite=most, trunk=trunk) if critic else None
         )
         self._randomness = self._random()
+        self.clipped: tuple[np.ndarray, ...] = ()  # of the last `forward_backward`, [T] bool per sample
         able = {"logprobs": True, "reference_logprobs": self._reference.exists, "values": critic}
         self.needs = frozenset(need for need, known in able.items() if known)
 
@@ -203,7 +204,7 @@ class Learner:
     def begin(self, samples: Sequence[Sample], loss: LossSpec) -> Begun:
         """All of `forward_backward` that comes before its micro-batches."""
         check_rows(self.loaded, samples)
-        samples = [sample for sample in samples if trained(sample).any()]
+        asked, samples = samples, [sample for sample in samples if trained(sample).any()]
         with self._randomness.drawn():
             references = self._needed_reference(samples, loss)
             # A supervised update leaves a critic nothing to learn from.
@@ -213,10 +214,11 @@ class Learner:
             if not (self._checked or self.stepper.counters.flat):
                 self._check_trie(Update(samples, references, loss, self.version, self.stepper))
         update = Update(samples, references, loss, self.version, self.stepper)
-        return Begun(update, self._plan(samples), critic)
+        return Begun(asked, update, self._plan(samples), critic)
 
     def metrics(self, begun: Begun) -> dict[str, float]:
         """What `forward_backward` returns, after all micro-batches."""
+        self.clipped = begun.update.clipped(begun.asked, self.mesh)
         of_ranks = {"imbalance": imbalance(begun.dealt)} if len(begun.dealt) > 1 else {}
         return begun.update.metrics(self.mesh) | of_ranks
 

@@ -8,6 +8,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from silva.protocols import TrainerCapabilities
 from silva.trainer.joined import Gradients
 from silva.trainer.learner import Learner
@@ -54,6 +56,9 @@ class LocalTrainer:
         if self.gradients is not None:
             return await self.gradients(samples, loss)
         return await self._run(self.learner.forward_backward, samples, loss)
+
+    async def clipped(self) -> tuple[np.ndarray, ...]:
+        return self.learner.clipped
 
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
         return await self._run(self.learner.optim_step, policy, critic)

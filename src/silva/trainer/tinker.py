@@ -81,6 +81,7 @@ class TinkerTrainer:
         self._client: TrainingClient | None = None
         self._base: SamplingClient | None = None
         self._last: Snapshot | None = None
+        self._clipped: tuple[np.ndarray, ...] = ()
         self._turn = asyncio.Lock()  # calls are sent in the order in which they are made
         self.version = 0
 
@@ -116,7 +117,7 @@ class TinkerTrainer:
             CapabilityError: a loss that reads entropies, which the service does not give.
             NonFiniteError: a loss that is not finite, computed here; nothing was sent for it then.
         """
-        samples = [sample for sample in samples if trained(sample).any()]
+        asked, samples = samples, [sample for sample in samples if trained(sample).any()]
         _check(samples)
         async with self._turn:
             references = await self._references(samples) if loss.params.get("kl_coef", 0) else None
@@ -138,7 +139,11 @@ class TinkerTrainer:
         if named:
             _loss(update, [torch.from_numpy(each) for each in _logprobs(found)])
         crash_point("backward")
+        self._clipped = update.clipped(asked, Mesh())
         return update.metrics(Mesh())
+
+    async def clipped(self) -> Sequence[np.ndarray]:
+        return self._clipped
 
     def usage(self, needs: frozenset[str], loss: LossSpec) -> Usage:
         """How often an update sends each token of its rows, after `score` for `needs`."""

@@ -54,6 +54,7 @@ class Update:
             needed = StreamTokens(samples, "", torch.zeros(()))
             needed.needed("advantages", f"which loss {loss.name} reads")
         self.sums: defaultdict[str, torch.Tensor | float] = defaultdict(float)
+        self._clipped: list[tuple[Sequence[int], torch.Tensor]] = []  # of each micro-batch
 
     def rows(self, part: Sequence[int]) -> list[Sample]:
         return [self.samples[i] for i in part]
@@ -72,6 +73,8 @@ class Update:
         self._stepper.blame(total, [sample.trajectory for sample in rows])
         self.sums["loss"] += total.detach().double()
         self.add(metrics)
+        if "clipped" in metrics:
+            self._clipped.append((part, metrics["clipped"]))
         return total
 
     def add(self, metrics: Mapping[str, torch.Tensor]) -> None:
@@ -91,11 +94,26 @@ class Update:
         }
         return {"loss": total, "trained_tokens": float(tokens), **means}
 
+    def clipped(self, asked: Sequence[Sample], mesh: Mesh) -> tuple[np.ndarray, ...]:
+        """[T] bool for each of `asked`, which hold its samples: what the loss calls clipped."""
+        mine = dict[str, np.ndarray]()
+        for part, values in self._clipped:
+            flags, start = values.cpu().numpy() > 0, 0
+            for i in part:
+                of_loss = trained(self.samples[i], "")
+                mine[str(i)] = np.zeros(len(of_loss), bool)
+                mine[str(i)][of_loss] = flags[start : (start := start + int(of_loss.sum()))]
+        shares = mesh.by_share(mesh.gather(mine, Mapping[str, np.ndarray]))
+        found = {id(self.samples[int(i)]): array for share in shares for i, array in share.items()}
+        return tuple(found.get(id(sample), np.zeros(len(sample), bool)) for sample in asked)
+
 
 @dataclass(frozen=True)
 class Begun:
-    """An update before its micro-batches; `dealt` are those of each rank. `critic`: learns beside it."""
+    """An update before its micro-batches; `dealt` are those of each rank. `critic`: learns beside it.
+    `asked`: all samples of the call, of which some may train nothing."""
 
+    asked: Sequence[Sample]
     update: Update
     dealt: list[list[RankWork]]
     critic: Critic | None

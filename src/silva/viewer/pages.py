@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from silva.config.diff import diff
 from silva.config.schema import Registries
@@ -34,6 +34,7 @@ from silva.viewer.catalogue import Catalogue, FoundRun
 from silva.viewer.query import KINDS, MOST, NAMED, SORTS, Query
 
 Decode = Callable[[Sequence[int]], str]
+T = TypeVar("T")
 Parameters = Mapping[str, Sequence[str]]
 CHARACTERS = 4_000_000  # of the texts of a forest
 NUMBERS = ("logprobs", "raw_logprobs", "entropies", "versions")  # of a token
@@ -277,6 +278,8 @@ def _learned(learned: LearnedTurn, segment: Segment, start: int, read: int, all_
         if trainer and segment.logprobs:
             pairs = zip(trainer, segment.logprobs, strict=True)
             shown["ratios"] = [_short(math.exp(min(new - old, 50.0))) for new, old in pairs]
+        if learned.clipped:
+            shown["clipped"] = [int(each) for each in _whole(learned.clipped, all_ - read)[span]]
     streams = {name: _whole(values, all_) for name, values in learned.streams.items()}
     if streams:
         names = [
@@ -287,7 +290,7 @@ def _learned(learned: LearnedTurn, segment: Segment, start: int, read: int, all_
     return shown
 
 
-def _whole(values: tuple[float, ...], count: int) -> tuple[float, ...]:
+def _whole(values: tuple[T, ...], count: int) -> tuple[T, ...]:
     return values * count if len(values) == 1 else values
 
 

@@ -48,8 +48,9 @@ function Message({ message }) {
 
 const SCALES = {
   logprobs: "log-probability sampled with", entropies: "entropy", raw_logprobs: "log-probability of the model", trainer_logprobs: "log-probability of the trainer",
-  ratios: "ratio of trainer to sampler", advantages: "advantage", weights: "weight in the loss", versions: "version of the policy",
+  ratios: "ratio of trainer to sampler", advantages: "advantage", weights: "weight in the loss", versions: "version of the policy", clipped: "clipped by the loss",
 };
+const WORDS = { clipped: ["not clipped by the loss", "clipped by the loss"] }; // of values that are no measure
 const LOW_IS_HOT = ["logprobs", "raw_logprobs", "trainer_logprobs"];
 
 function Tokens({ given, turns, to, go }) {
@@ -61,7 +62,8 @@ function Tokens({ given, turns, to, go }) {
 
 function TokenText({ data, by, scale }) {
   const all = data.segments.flatMap((segment) => segment[by] || []).filter((value) => value != null);
-  const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+  const words = WORDS[by], low = words ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity), high = words ? 1 : all.reduce((a, b) => Math.max(a, b), -Infinity);
+  const end = (value) => (!all.length ? "–" : words ? words[value] : number(value));
   const [at, choose] = useState(null);
   const known = Object.keys(SCALES).filter((key) => data.segments.some((segment) => segment[key]?.length));
   const places = data.segments.flatMap((segment, s) => segment.tokens.map((_, t) => [s, t]));
@@ -75,7 +77,7 @@ function TokenText({ data, by, scale }) {
   };
   const hot = (value) => { const share = scaled(value, low, high); return share == null ? null : { "--heat": (LOW_IS_HOT.includes(by) ? 1 - share : share).toFixed(3) }; };
   return html`<label class="inline">Colour <select value=${by} onChange=${(e) => scale(e.target.value)}>${known.map((key) => html`<option key=${key} value=${key}>${SCALES[key]}</option>`)}</select></label>
-    <span class="legend scale"><span>${all.length ? number(LOW_IS_HOT.includes(by) ? high : low) : "–"}</span><i class="gradient"></i><span>${all.length ? number(LOW_IS_HOT.includes(by) ? low : high) : "–"}</span></span>
+    <span class="legend scale"><span>${end(LOW_IS_HOT.includes(by) ? high : low)}</span><i class="gradient"></i><span>${end(LOW_IS_HOT.includes(by) ? low : high)}</span></span>
     <div class="full">${!data.text && html`<p class="muted">The tokenizer of this run is not on this machine: tokens are shown by number.</p>`}
     ${!known.length && html`<p class="muted">No token of this turn was sampled here.</p>`}
     <p class="token-facts num" role="status">${at ? facts(data, at) : "Point at a token, or press the arrow keys in the text."}</p>
@@ -88,9 +90,8 @@ function facts(data, [s, t]) {
   const segment = data.segments[s];
   if (!segment) return "";
   const parts = [JSON.stringify(segment.tokens[t]), `id ${segment.ids[t]}`, { environment: "read, no loss", policy: "sampled", expert: "of an expert" }[segment.source]];
-  for (const [key, words] of Object.entries(SCALES)) if (segment[key]?.length && segment[key][t] != null) parts.push(`${words} ${number(segment[key][t])}`);
+  for (const [key, words] of Object.entries(SCALES)) if (segment[key]?.length && segment[key][t] != null) parts.push(WORDS[key] ? WORDS[key][segment[key][t]] : `${words} ${number(segment[key][t])}`);
   if (segment.streams?.[t]) parts.push(`stream ${segment.streams[t]}`);
-  if (segment.clipped?.[t]) parts.push("outside the clip range");
   return parts.join(" · ");
 }
 
