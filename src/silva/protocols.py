@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-import numpy as np
-
 from silva.errors import ContextOverflow, EngineError
 from silva.thoughts import answer_of
 from silva.types import (
@@ -33,6 +31,7 @@ from silva.types import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from silva.rollouts.calls import CallRecorder

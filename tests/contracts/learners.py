@@ -140,7 +140,7 @@ def learnt(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
 def assert_alike(
     ours: Ranks, alone: Ranks, rows: list[Sample], dtype: str = DTYPE, *, loose: float = 1.0
 ) -> None:
-    """Metrics, gradients and weights of an update are those of one rank, up to rounding; so is what is clipped.
+    """Metrics, gradients and weights of an update are those of one rank, up to rounding, and what is clipped.
 
     Args:
         loose: how many times as far as usual they may be apart.

@@ -110,7 +110,11 @@ def test_tokens_have_what_training_knew_of_them(tmp_path: Path, pages_of: Callab
         fresh=True,
     )
     learned = LearnedTurn(
-        "a", (0.5,), (1.0, 0.0, 1.0), (-1.0, -1.5, -3.0), {"echo": (0.0, 0.3, 0.0, 0.0, 0.0)},
+        "a",
+        (0.5,),
+        (1.0, 0.0, 1.0),
+        (-1.0, -1.5, -3.0),
+        {"echo": (0.0, 0.3, 0.0, 0.0, 0.0)},
         (True, False, False),
     )
     played = Trajectory("x", (turn,), "terminated", {"score": 1.0})

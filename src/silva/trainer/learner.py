@@ -78,8 +78,7 @@ class Learner:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.settings, self._seed = settings, seed
-        self.mesh, self._say = mesh or Mesh(), say
-        self._checked = not settings.self_check
+        self.mesh, self._say, self._checked = mesh or Mesh(), say, not settings.self_check
         if not any(p.requires_grad for p in loaded.model.parameters()):
             raise CapabilityError(
                 f"model {loaded.name}: no parameter requires a gradient, expected at least one"
@@ -366,9 +365,8 @@ class Learner:
 
     def save(self, path: Path) -> None:
         """Write the trainer's state into the folder `path`, made if missing (see `trainer/state.py`)."""
-        state = self._state()
         with self.mesh.agreed():
-            save_state(state, path, self.mesh.rank)
+            save_state(self._state(), path, self.mesh.rank)
 
     def load(self, path: Path) -> None:
         """Continue bit for bit where `save` was called; weights keep their storage.

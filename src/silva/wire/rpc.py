@@ -21,6 +21,8 @@ from dataclasses import make_dataclass
 from functools import cache
 from typing import Any, get_type_hints
 
+import numpy as np
+
 from silva.errors import RecordError
 from silva.wire import codec
 
@@ -92,8 +94,9 @@ def _handing_on(name: str, signature: inspect.Signature) -> Callable[..., Any]:
 @cache
 def _records(protocol: type, method: str) -> tuple[type, type]:
     """The types of a method's arguments and of its answers."""
-    hints, name = get_type_hints(getattr(protocol, method)), f"{protocol.__name__}.{method}"
-    answer = {"result": hints.pop("return"), **get_type_hints(protocol)}
+    known, name = {"np": np}, f"{protocol.__name__}.{method}"
+    hints = get_type_hints(getattr(protocol, method), localns=known)
+    answer = {"result": hints.pop("return"), **get_type_hints(protocol, localns=known)}
     return make_dataclass(name, hints.items()), make_dataclass(name, answer.items())
 
 
