@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from tests.fenced import ROOT, blocks, commands
+from tests.runs import metrics
 
+from silva.cli import main
 from silva.compute import ComputeThread
+from silva.config.load import load
 from silva.config.plugins import load_object
+from silva.registries import REGISTRIES
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
+SHORTEST = {
+    "MinRL": "hanoi",
+    "RAGEN": "countdown",
+    "PRIME-RL": "alphabet_sort",
+    "ARPO": "branching",
+    "Act-PRM": "act_prm",
+}
+"""The example of each system that takes least."""
+FEW = shlex.split(
+    "--steps 1 --rollout.groups_per_step 2 --rollout.group_size 4 --eval.tasks 2 --eval.every 0 "
+    "--model.type tiny --model.layers 1 --model.width 32 --model.heads 2 --model.kv_heads 2 "
+    "--rollout.limits.max_turn_tokens 48 --rollout.limits.max_episode_tokens 2048 "
+    "--trainer.self_check false --checkpoint.every 0 "
+    "--monitoring.terminal off --monitoring.report false --monitoring.tensorboard false"
+)
+SHORT_WARM_START = shlex.split("--warm_start.steps 1 --warm_start.episodes_per_step 2")
 
 
 def test_every_example_is_listed() -> None:
@@ -42,6 +65,22 @@ def test_the_images_copy_files_that_exist(kind: str) -> None:
     copied = [file for line in re.findall(r"^COPY (.*) \S+$", text, re.MULTILINE) for file in line.split()]
     assert len(copied) > 5
     assert [file for file in copied if not (EXAMPLES.parent / file).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SHORTEST)
+def test_the_command_of_an_example_plays_learns_and_evaluates(
+    system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run of its page, with a model that has learned nothing: so rewards may teach it nothing."""
+    page = EXAMPLES / SHORTEST[system] / "README.md"
+    shown = next(words for block in blocks(page) for words in commands(block) if words[1:2] == ["rl"])
+    monkeypatch.chdir(ROOT)
+    warm = SHORT_WARM_START if load(shown[2:], REGISTRIES, env={}).config.warm_start else []
+    assert main([*shown[1:], *FEW, *warm, "--name", "run", "--output_dir", str(tmp_path)]) in (0, 3)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [row["step"] for row in metrics(tmp_path / "run")][-1] == 1
+    assert all(each["n"] == 2 for key in ("eval_before", "eval_after") for each in summary[key])
 
 
 @pytest.mark.slow
