@@ -48,7 +48,7 @@ from typing import Any
 
 import chaos
 import numpy as np
-from supervised_run import LIMIT, MARK, RANK, ROLES, SERVICES, WORKER, Supervised, state, supervised, wait_for
+from supervised_run import LIMIT, MARK, PLACED, RANK, ROLES, WORKER, Supervised, state, supervised, wait_for
 
 import runs
 from silva.errors import LedgerError
@@ -56,10 +56,6 @@ from silva.storage.ledger import audit, read
 
 OF_TRAINER = ("backward", "optim")
 OF_ORCHESTRATOR = ("issue", "seal", "publish", "checkpoint_file", "rename", "latest", "prune", "ledger")
-ON_RAY = (  # whose actors share the cores, however few there are
-    "--placement.type=ray", "--placement.threads=1", "--placement.trainer_needs.CPU=0.1",
-    "--placement.server_needs.CPU=0.1", "--placement.worker_needs.CPU=0.1",
-)  # fmt: skip
 ENVIRONMENTS = 2  # of runs.CONFIG
 STOPPED = 6.0  # seconds that an orchestrator stays stopped
 MOST_TRIES = 8
@@ -121,7 +117,7 @@ class Setting:
     def argv(self, name: str) -> list[str]:
         folder = str(self.folder)
         run = ["rl", f"@{self.folder / 'chaos.toml'}", "--name", name, "--output_dir", folder]
-        placed = ON_RAY if self.ray else SERVICES
+        placed = PLACED["ray" if self.ray else "services"]
         ranks = [f"--trainer.ranks={self.ranks}"] if self.ranks > 1 else []
         workers = [
             option

@@ -1,13 +1,14 @@
-"""Do ranks learn what one process learns? The curves of both, and where they part.
+"""Do ranks learn what one process learns, as services or as Ray actors? The curves, and where they part.
 
     .venv/bin/python benchmarks/ranks_learn.py --seeds 3                                 quickstart
     .venv/bin/python benchmarks/ranks_learn.py --seeds 3 --config FILE --model.dtype=float64 --steps=24
+    .venv/bin/python benchmarks/ranks_learn.py --placements ray --ranks 1              the bits of one process
 
-Options that are not its own are those of `silva rl`. Each seed is trained by one process and by --ranks
-processes of a trainer (gloo), which add up gradients in another order, beside an engine of its own. Compared
-are the curves of success on tasks that are held out, the norm of the first gradient, the digests in the
-ledgers (which tell in which step a sampled token was another one for the first time) and the weights at the
-end.
+Options that are not its own are those of `silva rl`. Each seed is trained by one process and, in each of the
+placements, by --ranks processes of a trainer (gloo), which add up gradients in another order, beside an
+engine of its own. Compared are the curves of success on tasks that are held out, the norm of the first
+gradient, the digests in the ledgers (which tell in which step a sampled token was another one for the first
+time) and the weights at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from common import CONFIGS, Curve, Row, machine, seeds_parser, series, table, write
 from safetensors.numpy import load_file
-from supervised_run import SERVICES, SILVA
+from supervised_run import PLACED, SILVA
 
 from silva.storage.ledger import history, read
 
@@ -42,6 +43,7 @@ def main() -> int:
     parser = seeds_parser(__doc__, 3, "runs/ranks_learn")
     parser.add_argument("--config", type=Path, default=CONFIGS / "quickstart.toml")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--placements", nargs="+", choices=PLACED, default=["services"])
     given, more = parser.parse_known_args()
     speed, words = machine()
     rows, lines = [speed], []
@@ -54,19 +56,20 @@ def main() -> int:
             *more,
         ]
         alone = run([*started, f"--name=alone_{seed}"], given.resume)
-        many = run(
-            [*started, f"--name=ranks_{seed}", f"--trainer.ranks={given.ranks}", *SERVICES], given.resume
-        )
-        gap = max(abs(a - b) for (_, a), (_, b) in zip(alone.curve, many.curve, strict=True))
-        norm, far = many.norm / alone.norm - 1, apart(alone.weights, many.weights)
-        part = parted(alone, many)
-        lines.append([f"{seed}", curve(alone), curve(many), f"{gap:.3g}", part, f"{norm:.1e}", f"{far:.1e}"])
-        rows += [
-            Row(f"seed {seed}", "largest difference of held-out success", gap, "share"),
-            Row(f"seed {seed}", "difference of the first gradient's norm", abs(norm), "of it"),
-            Row(f"seed {seed}", "difference of the weights", far, "of their norm"),
-        ]
-    head = ["seed", "one process", f"{given.ranks} ranks", "largest difference", "first other token",
+        lines.append([f"{seed}", "one process", curve(alone), "", "", "", ""])
+        for placement in given.placements:
+            placed = [f"--name={placement}_{seed}", f"--trainer.ranks={given.ranks}", *PLACED[placement]]
+            many = run([*started, *placed], given.resume)
+            gap = max(abs(a - b) for (_, a), (_, b) in zip(alone.curve, many.curve, strict=True))
+            norm, far = many.norm / alone.norm - 1, apart(alone.weights, many.weights)
+            name, part = f"{given.ranks} ranks, {placement}", parted(alone, many)
+            lines.append([f"{seed}", name, curve(many), f"{gap:.3g}", part, f"{norm:.1e}", f"{far:.1e}"])
+            rows += [
+                Row(f"seed {seed}, {name}", "largest difference of held-out success", gap, "share"),
+                Row(f"seed {seed}, {name}", "difference of the first gradient's norm", abs(norm), "of it"),
+                Row(f"seed {seed}, {name}", "difference of the weights", far, "of their norm"),
+            ]
+    head = ["seed", "trained by", "held-out success", "largest difference", "first other token",
             "first gradient's norm", "weights at the end"]  # fmt: skip
     print(words, "", table(head, lines), sep="\n")
     write(rows, given.json)

@@ -21,6 +21,13 @@ ROLES = ("inference", "trainer", "orchestrator")
 RANK = "rank"  # the trainer's last one
 WORKER = "worker"  # one of an environment's processes; on Ray its actor
 SERVICES = ("--placement.type=services", "--placement.threads=1")
+PLACED = {
+    "services": SERVICES,
+    "ray": (  # whose actors share the cores, however few there are
+        "--placement.type=ray", "--placement.threads=1", "--placement.trainer_needs.CPU=0.1",
+        "--placement.server_needs.CPU=0.1", "--placement.worker_needs.CPU=0.1",
+    ),
+}  # fmt: skip
 SILVA = (sys.executable, "-m", "silva")
 MARK = "SILVA_CHAOS_RUN"
 """Environment variable by which all processes of a run are known, whoever is their parent by now."""
