@@ -81,7 +81,8 @@ def missing(way: dict[str, Any]) -> str:
     stages, chosen = "pp" in way, "ep" in way or "pp_schedule" in way or {"pp", "tp"} <= way.keys()
     found = ["processes", *["15-True or 40"] * stages, *["other_models"] * chosen]
     found += ["leaves_nothing"] * (stages or "dp_replicate" not in way)
-    return " or ".join([*found, *["replayed"] * (stages or "tp" in way)])
+    heads = (way.get("cp"), way.get("cp_style")) == (4, "ulysses")  # the model that replays has two
+    return " or ".join([*found, *["replayed"] * (stages or "tp" in way or heads)])
 
 
 if __name__ == "__main__":

@@ -59,6 +59,11 @@ INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
 LAYERS = 4 if INTERLEAVED else 2
 KIND = "untied" if STAGES and PARALLEL.tp > 1 else "experts" if PARALLEL.ep > 1 or INTERLEAVED else ""
 """Of the models that are divided."""
+EXPERTS = 8 if PARALLEL.ep == 4 else 6
+"""Of six, ranks that share three have a part of each."""
+LOOSE = 3.0 if INTERLEAVED or EXPERTS == 8 else 1.0
+"""How many times as far as usual models of twice the layers or eight experts may be apart in float32: what
+one rank computes of them is up to 2.9e-6 from float64."""
 
 
 class Threads(Mesh):
@@ -145,6 +150,7 @@ def assert_alike(
     Args:
         loose: how many times as far as usual they may be apart.
     """
+    loose = max(loose, LOOSE if dtype == "float32" else 1.0)
     most, expected = loose * TOLERANCES[dtype], alone.update(rows)
     assert ours.update(rows) == pytest.approx(expected, rel=most, abs=most)
     assert expected["grad_norm"] > 0
@@ -218,7 +224,7 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str)
     if kind == "experts":
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            config = moe.config("qwen3_moe", experts=6, num_hidden_layers=LAYERS)
+            config = moe.config("qwen3_moe", experts=EXPERTS, num_hidden_layers=LAYERS)
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
         if dtype == "float64":
             _keep_float64_norms(model)

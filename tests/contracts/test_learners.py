@@ -333,7 +333,7 @@ PIPED = (  # stages have no micro-batch of their own that could fail
         (2, {"ep": 2}, f"({SOME} or replayed) and not sent"),  # where experts have other names
         (4, {"ep": 2}, f"15-True or {SAVED} or replayed"),
         (4, {"ep": 2, "dp_replicate": 2}, "15-True"),
-        (4, {"ep": 4, **HEADS}, "replayed"),
+        (4, {"ep": 4, **HEADS}, "15-True-float64 or replayed"),
         (2, {"pp": 2}, PIPED),
         (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores"),
         (4, {"pp": 2}, f"15-False or scores or {SAVED} or weights_are_those"),
