@@ -38,7 +38,7 @@ MADE = {
 def main(folder: Path) -> None:
     """Write all pages, and what Sphinx needs beside them."""
     shutil.rmtree(folder, ignore_errors=True)
-    for name in ("conf.py", "favicon.svg"):
+    for name in ("conf.py", "favicon.svg", "narrow.css"):
         put(folder / name, (ROOT / "docs" / name).read_text())
     for name, text in pages().items():
         put(folder / name, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -296,7 +297,14 @@ def test_what_silva_would_refuse_is_said_and_still_written(tmp_path, capsys):
     assert main(["import", str(path)]) == 2
     out = capsys.readouterr().out
     assert "Has to be changed, or Silva refuses it" in out
-    assert "steps" in out
+    line = ACT_PRM.splitlines().index("num_batches: 1000") + 1
+    assert f"num_batches (a.yaml:{line}): steps = " in out and "Python" not in out
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, capsys):
+    os.mkfifo(tmp_path / "a.toml")
+    assert main(["import", str(tmp_path / "a.toml")]) == 2
+    assert "got no regular file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [
@@ -304,7 +312,8 @@ def test_what_silva_would_refuse_is_said_and_still_written(tmp_path, capsys):
     ("a.yaml", "a: !!python/object/apply:os.system ['touch x']", "could not determine a constructor"),
     ("a.yaml", BOMB, "more than 20,000 keys"),
     ("a.yaml", "x: &x [*x]", "a.yaml"),
-    ("a.yaml", "a: 1", "none of them of ragen"),
+    ("a.yaml", "a: 1", "got a, expected keys of ragen"),
+    ("a.toml", "", "got no key, expected keys of ragen"),
     ("a.toml", "a = ", "a.toml: Invalid value"),
     ("a.py", "def (", "a.py:1: no valid Python"),
     ("a.py", "x = " + "(" * 5000, "no valid Python"),

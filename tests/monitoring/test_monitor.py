@@ -5,6 +5,7 @@ import json
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
+from silva.monitoring import heartbeat
+from silva.monitoring.heartbeat import read_heartbeat
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.settings import Monitoring
 from silva.ports import FaultyFiles, use_files
@@ -38,6 +41,29 @@ def test_metrics_rows_are_sorted_and_name_what_is_not_finite(tmp_path: Path) -> 
         '"reward/raw": 0.5, "train/loss": null}\n'
         '{"step": 2, "nonfinite": ["a", "b"], "a": null, "b": null, "c": 0.1}\n'
     )
+
+
+def test_a_run_tells_what_it_waits_for_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "EVERY", 0.002)
+    now = tmp_path / "now.json"
+
+    def soon(expected: str) -> None:
+        ends = time.monotonic() + 30
+        while not (said := read_heartbeat(now)).startswith(expected) and time.monotonic() < ends:
+            time.sleep(0.002)
+        assert said.startswith(expected)
+
+    with make(tmp_path) as monitor:
+        monitor.stage("rollout", 3, 8, "frozen_lake")
+        soon("rollout 3/8, waiting for frozen_lake, ")
+        monitor.stage("train", 0, 2)
+        soon("train 0/2, ")
+    assert not now.exists() and read_heartbeat(now) == ""
+    for damaged in ("", "[1]", '{"doing": "x"}', '{"doing": "x", "since": "y"}'):
+        now.write_text(damaged)
+        assert read_heartbeat(now) == ""
 
 
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), BrokenPipeError(32, "Broken pipe")])

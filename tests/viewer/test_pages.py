@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import httpx2
 import pytest
 from tests.monitoring.fake_run import HOSTILE, make_run, rollout
 
-from silva.errors import ConfigError
+from silva.errors import ConfigError, RecordError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts
 from silva.storage.layout import Layout
@@ -57,6 +60,8 @@ def test_a_run_that_a_process_has_open_is_running_and_one_that_was_killed_is_not
     found = catalogue.run("runs/a")
     assert catalogue.status(found)["state"] == "interrupted"
     with lock(run):
+        (run / "now.json").write_text(json.dumps({"doing": "rollout 3/8", "since": time.time() - 65}))
+        assert re.fullmatch(r"rollout 3/8, 1m 0\ds", catalogue.status(found)["waiting"])
         (run / "run.log").write_text(
             "2026-11-28T00:00:00+00:00 warning: nothing has moved for 40 s; stage: eval\n"
         )
@@ -214,6 +219,21 @@ def test_runs_of_one_name_in_two_folders_and_a_folder_in_a_folder_are_each_one_r
     found = Catalogue([*folders, folders[0] / "x"]).runs()
     assert {run.layout.path for run in found.values()} == {folder / "x" for folder in folders}
     assert len(found) == 2
+
+
+def test_a_folder_whose_name_is_no_text_can_be_opened(
+    tmp_path: Path, pages_of: Callable[[Path], Pages]
+) -> None:
+    make_run(tmp_path / "runs" / "a", steps=1).rename(tmp_path / "runs" / os.fsdecode(b"a\xff"))
+    pages = pages_of(tmp_path / "runs")
+    (run,) = pages.answer("runs", {})["runs"]
+    assert run["run"] == "runs/a\\xff"
+    given = {"run": [run["run"]], "step": ["1"], "at": ["0"]}
+    assert pages.answer("run", given)["steps"] == [0, 1] and pages.answer("curves", given)["charts"]
+    with pytest.raises(RecordError, match="rollouts cannot be read: .* UTF-8"):  # by duckdb
+        pages.answer("rollouts", given)
+    (answer,) = ask(pages, "/api/run?run=runs/a%5Cxff")
+    assert answer.status_code == 200
 
 
 def test_a_run_that_goes_on_is_followed(tmp_path: Path, pages_of: Callable[[Path], Pages]) -> None:

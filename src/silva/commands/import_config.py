@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from silva.commands.command import Given
 from silva.config.load import load
 from silva.config.saved import toml
+from silva.config.sources import PYTHON
 from silva.conversion.configs import READERS
 from silva.conversion.configs.carried import Carried, Note
 from silva.conversion.configs.detect import detect
@@ -32,7 +36,7 @@ def run(given: Given) -> int:
     paths = [Path(each).expanduser() for each in given.rest]
     system, draft = convert(paths, given.options.get("--from", ""))
     table = draft.table()
-    wrong = problems(table)
+    wrong = problems(table, draft.origins)
     text = written(system, paths, draft, table, wrong)
     output = Path(given.options["--output"]) if "--output" in given else None
     if output is not None:
@@ -72,14 +76,18 @@ def convert(paths: list[Path], system: str = "") -> tuple[str, Carried]:
     return system, draft
 
 
-def problems(table: dict[str, Any]) -> str:
-    """What Silva would refuse in it; "" if nothing."""
+def problems(table: dict[str, Any], origins: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What Silva would refuse in it; "" if nothing. `origins`: where the values of keys come from."""
     try:
         load([], REGISTRIES, values=table, env={}, own_code=False)
     except ConfigError as error:
-        text = str(error)
+        text = re.sub(rf"{PYTHON}: ([\w.]+)", lambda key: _placed(key[1], origins), str(error))
         return "" if "loads no code" in text and text.count("\n") <= 1 else text
     return ""
+
+
+def _placed(key: str, origins: Mapping[str, str]) -> str:
+    return f"{origins[key]}: {key}" if key in origins else key
 
 
 def written(system: str, paths: list[Path], draft: Carried, table: dict[str, Any], wrong: str) -> str:

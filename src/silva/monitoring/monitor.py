@@ -1,6 +1,6 @@
 """Tells what a run does: heartbeats, messages, numbers and rollouts, to the terminal and to files.
 
-    loop -- stage() --> watchdog (stacks where nothing moves), terminal
+    loop -- stage() --> watchdog (stacks where nothing moves), terminal, now.json (heartbeat.py)
          -- message() --> run.log, terminal
          -- step() ------> metrics.jsonl, terminal, sinks
          -- rollouts() --> rollouts/step_N.parquet, some of them to sinks
@@ -22,10 +22,11 @@ from typing import Any, Literal
 from rich.console import Console
 
 from silva.monitoring.alerts.signs import Signs
+from silva.monitoring.heartbeat import Heartbeat
 from silva.monitoring.run_log import start_line
 from silva.monitoring.settings import Monitoring
 from silva.monitoring.sinks.outlets import Outlets
-from silva.monitoring.terminal import Progress, Terminal, make_terminal, stage_text
+from silva.monitoring.terminal import Progress, Terminal, doing, make_terminal, stage_text
 from silva.monitoring.watchdog import Watchdog
 from silva.ports import CLOCK, FILES
 from silva.storage.layout import Layout
@@ -60,6 +61,7 @@ class Monitor:
         self._progress = Progress(name, total_steps, step=max(resume_step or 0, 0))
         self._terminal = make_terminal(settings.terminal, self._progress, console)
         self._watchdog = Watchdog(settings.stall_after, self._report_stall)
+        self._heartbeat = Heartbeat(self._run.now, self._doing)
         self._name, self._config = name, config
         self._outlets = Outlets(settings)
         self._signs = Signs()
@@ -76,6 +78,7 @@ class Monitor:
         self._show(lambda: self._terminal.start())
         self._outlets.open(self._run, self._name, self._config, self._resume_step, self.message)
         self._watchdog.start()
+        self._heartbeat.start()
         return self
 
     def __exit__(
@@ -83,6 +86,7 @@ class Monitor:
     ) -> None:
         """Stop the watchdog and give the terminal back."""
         self._watchdog.stop()
+        self._heartbeat.stop()
         self._outlets.close(finished=kind is None)
         with self._show_lock:
             self._show(lambda: self._terminal.close())
@@ -132,6 +136,10 @@ class Monitor:
             self._run.rollouts.mkdir(exist_ok=True)
             write_rollouts(rollouts_path(self._run.rollouts, step), rows)
         self._watchdog.beat()
+
+    def _doing(self) -> tuple[str, float]:
+        p = self._progress
+        return doing(p), round(CLOCK.time() - (p.clock() - p.stage_started), 1)
 
     def _report_stall(self, silence: float, stacks: str) -> None:
         text = f"nothing has moved for {silence:.0f} s; stage: {stage_text(self._progress)}"

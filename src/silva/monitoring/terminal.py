@@ -232,10 +232,13 @@ def _step_parts(p: Progress) -> Iterator[str]:
 
 def stage_text(p: Progress) -> str:
     """Such as "rollout 12/64, waiting for frozen_lake, 35s"."""
-    parts = [p.stage + (f" {p.done}/{p.total}" if p.total else "")]
-    if p.waiting_for:
-        parts.append(f"waiting for {p.waiting_for}")
-    return ", ".join([*parts, duration(p.clock() - p.stage_started)])
+    return f"{doing(p)}, {duration(p.clock() - p.stage_started)}"
+
+
+def doing(p: Progress) -> str:
+    """`stage_text` without how long."""
+    waiting = f", waiting for {p.waiting_for}" if p.waiting_for else ""
+    return p.stage + (f" {p.done}/{p.total}" if p.total else "") + waiting
 
 
 def duration(seconds: float) -> str:

@@ -23,6 +23,7 @@ class Layout:
         self.summary = path / "summary.json"
         self.report = path / "report.html"
         self.log = path / "run.log"
+        self.now = path / "now.json"  # while it runs
         self.rollouts = path / "rollouts"
         self.episodes = path / "episodes.parquet"  # of an evaluation
         self.journal = path / "journal.jsonl"

@@ -239,7 +239,7 @@ def _read(
         with pq.ParquetFile(source) as file:
             wanted = range(file.num_row_groups) if groups is None else groups
             table = file.read_row_groups(list(wanted), columns=list(columns))
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeEncodeError) as error:  # the last one: of a path
         raise RecordError(f"{name}: cannot be read as parquet: {error}") from error
     if missing := {column.partition(".")[0] for column in columns} - set(table.column_names):
         raise RecordError(f"{name}: no column {', '.join(sorted(missing))}: damaged, or of another version")

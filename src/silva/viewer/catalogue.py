@@ -7,6 +7,7 @@ names nothing, so no request reaches another file. Not here: what is in the runs
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from silva.errors import ConfigError, RecordError
+from silva.monitoring.heartbeat import read_heartbeat
 from silva.monitoring.run_log import read_log
 from silva.storage.layout import Layout, steps_in
 from silva.storage.metrics import last_step
@@ -95,15 +97,21 @@ class Catalogue:
         if then != now:
             found = _status(run, now[1])
             self._stood[run.name] = now, found
-        return found
+        return found | {"waiting": _waiting(run.layout)} if now[1] == "running" else found
 
 
 def _named(found: Sequence[tuple[Path, str]]) -> dict[str, FoundRun]:
     """Each folder once. One whose name another has has its path for a name."""
     names: dict[str, Path] = {}
     for folder, name in dict(found).items():
-        names[name if name not in names else folder.as_posix()] = folder
+        name = _readable(name)
+        names[name if name not in names else _readable(folder.as_posix())] = folder
     return {name: FoundRun(name, Layout(folder)) for name, folder in names.items()}
+
+
+def _readable(name: str) -> str:
+    """Bytes of a folder's name that are no UTF-8 as \\xff: addresses and JSON hold text."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _under(root: Path) -> Iterator[tuple[Path, str]]:
@@ -130,7 +138,7 @@ def is_run(folder: Path) -> bool:
 
 
 def _status(run: FoundRun, state: Standing) -> dict[str, Any]:
-    """`waiting`: for whom it waits, in words."""
+    """`waiting`: what it does and for whom it waits, in words."""
     layout = run.layout
     found: dict[str, Any] = {
         "run": run.name,
@@ -147,8 +155,6 @@ def _status(run: FoundRun, state: Standing) -> dict[str, Any]:
     with suppress(OSError):
         if (log := read_log(layout.log)) is not None:
             found |= {"began": log.began, "said": log.ended, "warnings": len(log.warnings)}
-    if state == "running":
-        found["waiting"] = _waiting(layout)
     return found
 
 
@@ -170,12 +176,12 @@ def _changed(layout: Layout) -> float | None:
 
 
 def _waiting(layout: Layout) -> str:
-    """The last stall that the watchdog has reported, if nothing was written since."""
+    """The last stall that the watchdog reported, if nothing was written since; otherwise the heartbeat."""
     with suppress(OSError):
         lines = [line for line in _tail(layout.log).splitlines() if line[:4].isdigit()]
         if lines and STALLED in lines[-1]:
             return STALLED + lines[-1].partition(STALLED)[2]
-    return ""
+    return read_heartbeat(layout.now)
 
 
 def _tail(path: Path, size: int = 1 << 16) -> str:

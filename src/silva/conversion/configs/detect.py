@@ -50,6 +50,6 @@ def detect(flat: Mapping[str, Found], paths: list[Path]) -> str:
             return system
     known = ", ".join(system for system, _ in SIGNS)
     raise ConfigError(
-        f"{', '.join(map(str, paths))}: got {len(flat)} keys, none of them of {known}; --from says of "
-        f"which it is"
+        f"{', '.join(map(str, paths))}: got {', '.join(flat)[:200] or 'no key'}, expected keys of {known}; "
+        "--from says of which it is"
     )

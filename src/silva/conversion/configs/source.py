@@ -8,6 +8,7 @@ import itertools
 import operator
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -52,6 +53,8 @@ def read(path: Path) -> Flat:
     """Raises ConfigError if the file is missing or of no form that is known; RecordError with its line if its
     syntax is wrong."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise ConfigError(f"{path}: got no regular file, expected a configuration")
         data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
@@ -91,6 +94,7 @@ def _toml(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
     return {
         ".".join(map(str, key)): Found(value, f"{path.name}:{lines.get(key, 1)}")
         for key, value in _leaves(found)
+        if key
     }
 
 

@@ -8,11 +8,12 @@ import { familyOf } from "./runs.js";
 const share = (metric) => /success|accuracy|(pass|maj|avg)@/.test(metric);
 const shown = (metric, value) => (value == null ? "–" : share(metric) ? `${(100 * value).toFixed(1)} %` : number(value));
 
-export function RunPage({ given, stamp, go }) {
+export function RunPage({ given, found: all, stamp, go }) {
+  const now = all.data?.runs.find((run) => run.run === given.run)?.waiting;  // newer than the page
   const found = useData("run", { run: given.run }, stamp);
   return html`<${Waiting} found=${found} what="the run …">${(data) => html`
     <div class="bar"><h1>${data.name} <${Chip} kind=${data.status.state} /></h1></div>
-    ${data.status.waiting && html`<p class="notice" role="status">${data.status.waiting}</p>`}
+    ${now && html`<p class="muted">Now: ${now}</p>`}
     ${data.problems.map((text) => html`<p class="notice" key=${text}>${text}</p>`)}
     <div class="cards">${data.headline.after.map((last) => html`<${Result} key=${last.environment + last.metric} last=${last} before=${data.headline.before} />`)}</div>
     <dl class="facts">${data.headline.facts.map(([label, value, kind]) => html`<div key=${label}><dt>${label}</dt><dd>${fact(value, kind)}</dd></div>`)}</dl>

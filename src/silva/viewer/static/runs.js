@@ -1,4 +1,4 @@
-// The list of runs: how each stands, whom it waits for, and which to look at side by side.
+// The list of runs: how each stands, what it does now, and which to look at side by side.
 import { html, useState } from "./vendor/preact_htm.js";
 import { Chip, Waiting, ago, link, number, useChosen } from "./parts.js";
 
@@ -28,7 +28,7 @@ function RunList({ runs, go }) {
     ${!shown.length && html`<p class="empty">No runs here yet. A run appears as soon as it has written something.</p>`}
     ${!!shown.length && html`<div class="wide" tabindex="0" role="region" aria-label="Runs"><table>
       <thead><tr><th><span class="hidden">Compare</span></th><th>run</th><th>state</th><th class="num">step</th><th class="num narrow">files of rollouts</th>
-        <th class="num narrow">checkpoints</th><th class="narrow">last written</th><th>waits for</th></tr></thead>
+        <th class="num narrow">checkpoints</th><th class="narrow">last written</th><th>now</th></tr></thead>
       <tbody>${shown.map((run, i) => html`<tr key=${run.run} class=${i === at ? "chosen" : ""}>
         <td><input type="checkbox" aria-label=${`Compare ${run.run}`} checked=${ticked.includes(run.run)} onChange=${() => mark(run.run)} /></td>
         <td class="name"><a href=${link("run", { run: run.run })}>${run.run}</a></td>
