@@ -230,7 +230,7 @@ def test_a_folder_whose_name_is_no_text_can_be_opened(
     assert run["run"] == "runs/a\\xff"
     given = {"run": [run["run"]], "step": ["1"], "at": ["0"]}
     assert pages.answer("run", given)["steps"] == [0, 1] and pages.answer("curves", given)["charts"]
-    with pytest.raises(RecordError, match="rollouts cannot be read: .* UTF-8"):  # by duckdb
+    with pytest.raises(RecordError, match=r"rollouts cannot be read: .* UTF-8"):  # by duckdb
         pages.answer("rollouts", given)
     (answer,) = ask(pages, "/api/run?run=runs/a%5Cxff")
     assert answer.status_code == 200
