@@ -19,8 +19,9 @@ import torch
 
 from silva import process
 from silva.config.sections import PretrainedModel, TinyModel
-from silva.engines.local.machine import processor, promises
+from silva.engines.local.machine import promises
 from silva.models.loading import PACKAGE, LoadedModel, load_model
+from silva.models.processor import processor
 
 assert silva.__version__
 

@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 84_320),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 82_039),
+    "lines of src/silva": (lambda: lines(SOURCE), 84_398),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 82_182),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -145,3 +145,16 @@ def test_flex_attention_serves_heads_of_16_on_a_gpu(
 ) -> None:
     loaded = load_model(TinyModel(layers=1, width=width, heads=4, kv_heads=2, dtype=dtype), seed=0)
     assert dataclasses.replace(loaded, device=torch.device(device)).flex is expected
+
+
+def test_on_cpu_narrow_numbers_are_attended_in_float32() -> None:
+    """And rounded once."""
+    trie = TRIES[0]
+    (chunk,) = chunks(trie)
+    query, key, value = (torch.randn(1, 4, len(trie), 16).bfloat16() for _ in range(3))
+    narrow = TrieAttention(chunk, {}, dtype=torch.bfloat16, device=CPU)
+    exact = TrieAttention(chunk, {}, dtype=torch.float64, device=CPU)
+    found = narrow.attend(0, query, key, value, 0.25)
+    assert found.dtype == torch.bfloat16
+    expected = exact.attend(0, query.double(), key.double(), value.double(), 0.25)
+    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-6)

@@ -51,12 +51,13 @@ def test_its_loss_falls_as_that_of_float32(tiny: Make, make_samples: Rows, lora:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("lora", "apart"), [(False, 1e-4), (True, 1e-6)])
+@pytest.mark.parametrize(("lora", "apart"), [(False, 2e-3), (True, 1e-6)])
 def test_its_gradient_does_not_depend_on_the_cut(
     tiny: Make, make_samples: Rows, lora: bool, apart: float
 ) -> None:
-    """A sum of 100 micro-batches in bfloat16 would be off by 1e-2. Only the weights of norms, which are few,
-    are summed over the tokens of a micro-batch in the type of the model."""
+    """A sum of 100 micro-batches in bfloat16 would be off by 1e-2. The product of a micro-batch is rounded
+    once, by 1e-3 on average, if the processor multiplies bfloat16. So are sums over its tokens of the weights
+    of norms."""
     samples = make_samples([12] * 100)
     found = []
     for budget in (12, 100, 2000):

@@ -34,6 +34,7 @@ from silva.errors import CapabilityError, NoSignalError
 from silva.models.adapters import merged_bytes
 from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
+from silva.models.processor import multiplies_bfloat16
 from silva.models.trie import build
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
 from silva.orchestrator.scripted import warm_start
@@ -53,6 +54,10 @@ PROBE_EPISODES = 48
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 CUDA_BYTES = 0.3 * 2**30  # that torch's CUDA builds take more, also without a GPU
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
+SLOW = (
+    'model.dtype = "bfloat16": this processor is not known to multiply bfloat16; if it does not, a step '
+    "takes several times as long as in float32"
+)
 MAX_TEXT = 3_000  # characters shown of a prompt, or of a reply
 
 
@@ -155,6 +160,8 @@ def plan_run(config: RunConfig) -> Plan:
     elif (cut := share_cut(groups)) > MANY_CUT:
         limit = f"rollout.limits.max_turn_tokens = {rollout.limits.max_turn_tokens}"
         warnings.append(f"{cut:.0%} of the replies in a probe were cut off for lack of room ({limit})")
+    if not served and assembly.model.device.type == "cpu" and config.model.dtype == "bfloat16":
+        warnings += [] if multiplies_bfloat16() else [SLOW]
     return Plan(
         config, probe, compares=compares, shown=shown, data=data, warnings=warnings,
         refills=issued * sum(silent[:-1]),

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from silva.engines.local import prepacked
-from silva.engines.local.prepacked import ONEDNN, Kernel, PrepackedLinears
+from silva.engines.local.prepacked import BFLOAT16, ONEDNN, Kernel, PrepackedLinears
 from silva.engines.local.same_bits import RowRules, probe
+from silva.models.processor import multiplies_bfloat16
 from silva.models.row_rules import RowRule
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
@@ -175,6 +176,36 @@ def test_shapes_whose_rows_depend_on_their_company_stay_plain(onednn: None) -> N
         group.kernel = Kernel("test", False, lambda weight: weight, product)
         assert prepacked._steady(group, rule_of(group.layers[0])) is not depends
         assert group.packed is None
+
+
+# --- bfloat16
+
+needs_products = pytest.mark.skipif(not multiplies_bfloat16(), reason="this processor has no such products")
+
+
+@needs_products
+@needs_onednn
+@pytest.mark.parametrize("rows", [1, 7, 64, 300])
+def test_a_bfloat16_weight_is_packed_and_its_products_have_the_bits_of_plain_ones(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepacked, "_faster", lambda groups, rule: True)
+    model = nn.Sequential(nn.Linear(576, 192), nn.SiLU(), nn.Linear(192, 10)).bfloat16()
+    packed = PrepackedLinears(model)
+    assert packed.kernel is BFLOAT16
+    x = torch.randn(rows, 576, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        plain = model(x)
+        packed.refresh()
+        assert packed.nbytes >= 576 * 192 * 2
+        assert torch.equal(model(x), plain)
+
+
+def test_bfloat16_is_left_alone_where_the_processor_does_not_multiply_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prepacked, "multiplies_bfloat16", lambda: False)
+    assert PrepackedLinears(nn.Sequential(nn.Linear(576, 192)).bfloat16()).kernel is None
 
 
 def test_rules_say_which_kernel_has_bits_of_its_own() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from silva.engines.local import same_bits
 from silva.engines.local.ragged_step import RaggedStep, Span, blocked_attention
-from silva.engines.local.same_bits import BLOCK, LANES
+from silva.engines.local.same_bits import BLOCK, LANES, RowRules
 from silva.models import row_rules
 
 
@@ -109,3 +109,14 @@ def test_a_packed_step_is_causal_attention_of_each_sequence(heads: int, kv_heads
     step([(0, 291), (4, 256)], [])
     for position in range(292, 300):
         step([(0, position)], [(4, position - 35, position - 34)] if position < 295 else [])
+
+
+def test_attention_of_narrow_numbers_is_computed_in_float32() -> None:
+    """And rounded once, so that sampling and training, which sums in another order, differ by little."""
+    query, key, value = (torch.randn(2, 3, n, 16).bfloat16() for n in (4, 64, 64))
+    bias = torch.zeros(1, 1, 1, 64)
+    bias[..., 50:] = float("-inf")
+    found = blocked_attention(query, [(key, value)], bias.bfloat16(), RowRules())
+    exact = (query.double() @ key.double().mT + bias).softmax(-1) @ value.double()
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from silva.engines.local.same_bits import RowRules, probe
+from silva.models.processor import processor
 
 SHAPES = ((576, 192), (576, 1536), (1536, 576))
 """Inputs and outputs of layers that stand for those of a small language model."""
@@ -42,17 +41,6 @@ def promises(threads: int) -> dict[str, str]:
     finally:
         torch.set_num_threads(before)
     return found
-
-
-def processor() -> str:
-    """Its model's name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
 
 
 def blas() -> str:

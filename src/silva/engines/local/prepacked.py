@@ -2,18 +2,23 @@
 
 Layers of one input (the query, key and value projections, say) can share a copy and so a product.
 
-    kernel   processors   bits of a product                a weight that has changed since
-    MKL      others       those of the plain one           takes the plain way until it is packed again
-    oneDNN   AMD's        its own, for a row the same in   is packed again at once
-                          any company
+    kernel   weights    processors      bits of a product         a weight that has changed since
+    MKL      float32    others          those of the plain one    takes the plain way until it is
+                                                                  packed again
+    oneDNN   float32    AMD's           its own, for a row the    is packed again at once
+                                        same in any company
+    oneDNN   bfloat16   that multiply   those of the plain one    as with MKL
+                        bfloat16
 
 MKL is not made for AMD's processors: oneDNN takes half of its time there for 8 rows. A shape whose bits are
-not so on the machine at hand is left alone. Nothing is packed where MKL's packed products are not faster,
-which changes no bit; on oneDNN a measured time must not decide, so the processor's maker does.
+not so on the machine at hand is left alone. Nothing is packed where products with the bits of plain ones
+are not faster, which changes no bit. Of the others a measured time must not decide, so the processor's maker
+does.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections import Counter
@@ -24,8 +29,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from silva.engines.local.machine import processor
-from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed
+from silva.models.processor import multiplies_bfloat16, processor
+from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed, random_numbers
 
 MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
@@ -60,6 +65,9 @@ ONEDNN = Kernel(
     lambda weight: torch.ops.mkldnn._reorder_linear_weight(weight, ROWS),
     lambda x, packed, _, bias: torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, "none", [], ""),
 )
+
+BFLOAT16 = dataclasses.replace(ONEDNN, exact=True)
+"""For weights of bfloat16, whose plain products are oneDNN's too."""
 
 
 class JoinedLinear:
@@ -106,6 +114,11 @@ class JoinedLinear:
         linears: Any = self.layers
         return tuple(tuple(linear.weight.shape) for linear in linears)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        linear: Any = self.layers[0]
+        return linear.weight.dtype  # type: ignore[no-any-return]
+
     def pack(self) -> None:
         """Make the copy, or make it again if a weight has changed."""
         if self.kernel is None or (self.packed is not None and not self._changed()):
@@ -126,7 +139,9 @@ class JoinedLinear:
 
 
 class PrepackedLinears:
-    """The large linear layers of a model in float32 on CPU. `refresh` makes the copies, `drop` frees them.
+    """The large linear layers of a model on CPU in float32, or in bfloat16 if the processor multiplies it.
+
+    `refresh` makes the copies, `drop` frees them.
 
     Attributes:
         kernel: what multiplies; None: nothing is packed.
@@ -141,7 +156,9 @@ class PrepackedLinears:
         taken = {layer for group in groups for layer in group.layers}
         singles = {m: JoinedLinear(m) for m in model.modules() if m not in taken and _packable([m])}
         groups += singles.values()
-        kernel, check = (ONEDNN, _steady) if _made_by_amd() else (MKL, _exact)
+        narrow = any(group.dtype == torch.bfloat16 for group in groups)
+        kernel = BFLOAT16 if narrow else ONEDNN if _made_by_amd() else MKL
+        check = _exact if kernel.exact else _steady
         for group in groups:
             group.kernel = kernel
         self._all: list[JoinedLinear] = []
@@ -175,10 +192,16 @@ def _packable(layers: Sequence[nn.Module]) -> bool:
     if not torch.backends.mkl.is_available() or len(linears) < len(layers):
         return False
     weights = [linear.weight for linear in linears]
-    if any(w.dtype != torch.float32 or w.device.type != "cpu" for w in weights):
+    if {w.device.type for w in weights} != {"cpu"} or {w.dtype for w in weights} not in _types():
         return False
     large = sum(weight.numel() for weight in weights) >= MIN_SIZE
     return large and len({linear.bias is None for linear in linears}) == 1
+
+
+def _types() -> list[set[torch.dtype]]:
+    """Of weights in a group that can be packed here."""
+    narrow = multiplies_bfloat16() and torch.backends.mkldnn.is_available()
+    return [{torch.float32}, {torch.bfloat16}] if narrow else [{torch.float32}]
 
 
 def _made_by_amd() -> bool:
@@ -194,7 +217,7 @@ def _faster(groups: Sequence[JoinedLinear], rule: RowRule) -> bool:
     """
     (shapes, _), *_ = Counter(group.shapes for group in groups).most_common(1)
     some = [group for group in groups if group.shapes == shapes][:_TRIED]
-    x = torch.randn(rule.padded(_TRIED_ROWS), shapes[0][1])
+    x = torch.randn(rule.padded(_TRIED_ROWS), shapes[0][1], dtype=groups[0].dtype)
     ways: list[Callable[[JoinedLinear], object]] = [lambda group: group.plain(x), lambda group: group(x)]
     seconds: list[list[float]] = [[], []]
     for group in some:
@@ -214,11 +237,10 @@ def _faster(groups: Sequence[JoinedLinear], rule: RowRule) -> bool:
 @torch.inference_mode()
 def _exact(group: JoinedLinear, rule: RowRule) -> bool:
     """Whether packed products have the bits of plain ones here, for few rows and many."""
-    generator = torch.Generator().manual_seed(0)
     group.pack()
     try:
         inputs = (
-            torch.randn(rows, group.shapes[0][1], generator=generator)
+            random_numbers((rows, group.shapes[0][1]), group.dtype)
             for rows in sorted({rule.padded(rows) for rows in _CHECKED})
         )
         return all(torch.equal(group(x), group.plain(x)) for x in inputs)

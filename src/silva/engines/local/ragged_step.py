@@ -133,9 +133,12 @@ def blocked_attention(
         rules: how queries and matrices are filled up for that.
 
     Returns:
-        [B, kv, Q, d]
+        [B, kv, Q, d], on CPU computed in float32 or wider: narrow products are slow there.
     """
-    count = query.shape[2]
+    count, dtype = query.shape[2], query.dtype
+    if query.device.type == "cpu":
+        wide = torch.promote_types(dtype, torch.float32)
+        query, blocks = query.to(wide), [(key.to(wide), value.to(wide)) for key, value in blocks]
     missing = rules.attention.padded(count) - count
     if missing:
         query = F.pad(query, (0, 0, 0, missing))
@@ -148,7 +151,7 @@ def blocked_attention(
     out = _product(parts[0], blocks[0][1], rules.matrices)
     for part, (_, value) in zip(parts[1:], blocks[1:], strict=True):
         out += _product(part, value, rules.matrices)
-    return out[:, :, :count]
+    return out[:, :, :count].to(dtype)
 
 
 def _product(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
