@@ -1,5 +1,6 @@
 """Keys of other frameworks lead to Silva's."""
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from silva.config import field_types
 from silva.config.field_types import dotted
 from silva.config.foreign import NEAREST, ROWS
 from silva.config.schema import run_config
+from silva.conversion.configs import READERS
+from silva.conversion.configs.carried import Carried, Found
 from silva.registries import REGISTRIES
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -20,6 +23,30 @@ def test_every_nearest_key_exists_and_stands_in_the_table():
     text = DOCS.read_text()
     for row in ROWS:
         assert "| " + " | ".join(f"`{key}`" if key else "" for key in row) + " |" in text
+
+
+GIVEN = {"model.name": "m", "name": "n", "trainer.optimizer.schedule": "cosine", "algorithm.type": "grpo"}
+BESIDE = {
+    "trl": {"use_peft": True},
+    "verl": {
+        "actor_rollout_ref.actor.use_kl_loss": True, "data.train_batch_size": 64,
+        "data.max_prompt_length": 64, "data.max_response_length": 64,
+    },
+    "prime-rl": {},
+}  # fmt: skip
+"""What some keys need to have an effect."""
+
+
+def test_the_table_says_what_an_import_does():
+    """Every key of the table, alone in a file, sets Silva's key that stands beside it."""
+    for ours, *theirs in ROWS:
+        for (system, beside), key in zip(BESIDE.items(), theirs, strict=True):
+            if key:
+                flat = {**beside, key: GIVEN.get(ours, 4)}
+                draft = Carried({each: Found(value, "f:1") for each, value in flat.items()})
+                module, _, function = READERS[system].partition(":")
+                getattr(importlib.import_module(module), function)(draft)
+                assert key in draft.origins.get(ours, ""), (system, key)
 
 
 @pytest.mark.slow

@@ -7,8 +7,10 @@ import json
 import os
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.conversion import supervised_configs
 
 from silva.cli import main
 from silva.commands.import_config import convert, problems, written
@@ -161,7 +163,8 @@ learning_rate: 4e-5
 eval_every: 4
 renderer_name: null
 """
-CASES = {
+CASES: dict[str, Any] = {
+    **supervised_configs.CASES,
     "trl": ({"grpo.py": TRL}, {
         "name": "sums", "steps": 40, "model.name": "Qwen/Qwen2.5-0.5B", "environments.0.hub": "openai/gsm8k",
         "environments.0.subset": "main", "environments.0.reward": "grpo.py:right", "rollout.group_size": 8,
@@ -248,7 +251,16 @@ def test_it_is_recognised_and_becomes_a_configuration_that_silva_accepts(tmp_pat
     assert set(told) <= {note.key for note in draft.notes}
 
 
+def test_the_command_that_plans_it_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for system, command in (("trl", "rl"), ("trl-sft", "sft")):
+        (path,) = files(tmp_path, CASES[system][0])
+        assert main(["import", path.name, "--output", f"{system}.toml"]) == 0
+        assert f"silva {command} @ {system}.toml --dry-run" in capsys.readouterr().out
+
+
 UNKNOWN = {
+    **supervised_configs.UNKNOWN,
     "grpo.py": ("logging_steps=1,", "logging_steps=1, frobnicate=7,"),
     "run.sh": ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo trainer.frobnicate=7"),
     "arpo.yaml": ("\ntrainer: {", "\ntrainer: {frobnicate: 7, "),
@@ -312,8 +324,8 @@ def test_a_pipe_is_not_waited_for(tmp_path, capsys):
     ("a.yaml", "a: !!python/object/apply:os.system ['touch x']", "could not determine a constructor"),
     ("a.yaml", BOMB, "more than 20,000 keys"),
     ("a.yaml", "x: &x [*x]", "a.yaml"),
-    ("a.yaml", "a: 1", "got a, expected keys of ragen"),
-    ("a.toml", "", "got no key, expected keys of ragen"),
+    ("a.yaml", "a: 1", "got a, expected keys of verl-sft, ragen"),
+    ("a.toml", "", "got no key, expected keys of verl-sft, ragen"),
     ("a.toml", "a = ", "a.toml: Invalid value"),
     ("a.py", "def (", "a.py:1: no valid Python"),
     ("a.py", "x = " + "(" * 5000, "no valid Python"),

@@ -44,8 +44,9 @@ def run(given: Given) -> int:
             raise ConfigError(f"--output {output}: it exists already; --overwrite replaces it")
         with writing(output):
             FILES.write_atomic(output, text.encode())
+        command = "sft" if "data" in table else "rl"
         put(f"{output}: {len(draft.origins)} keys carried over, {len(draft.notes)} to look at. "
-            f"silva rl @ {output} --dry-run shows the plan")  # fmt: skip
+            f"silva {command} @ {output} --dry-run shows the plan")  # fmt: skip
     elif "--json" in given:
         found = {
             "system": system,

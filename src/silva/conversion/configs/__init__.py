@@ -13,5 +13,8 @@ READERS = {
     "arpo": "silva.conversion.configs.arpo:convert",
     "prime-rl": "silva.conversion.configs.prime:convert",
     "minrl": "silva.conversion.configs.minrl:convert",
+    "trl-sft": "silva.conversion.configs.supervised:trl",
+    "verl-sft": "silva.conversion.configs.supervised:verl",
+    "prime-rl-sft": "silva.conversion.configs.supervised:prime",
     "act-prm": "silva.conversion.configs.act_prm:convert",
 }

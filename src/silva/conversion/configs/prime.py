@@ -31,21 +31,11 @@ REASONS = {
 
 
 def convert(draft: Carried) -> None:
-    draft.move("model.name", "model.name", "trainer.model.name", "orchestrator.model.name")
-    for key in ("trainer.model.name", "orchestrator.model.name"):
-        draft.take(key)
-    for key in draft.below("model.lora") + draft.below("trainer.model.lora"):
-        field = key.rpartition(".")[2]
-        ours = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "target_modules": "targets"}.get(
-            field
-        )
-        if ours:
-            draft.move(f"model.lora.{ours}", key, change=real if field == "alpha" else None)
-    draft.move("steps", "max_steps", "orchestrator.max_steps", "trainer.max_steps")
-    draft.move("seed", "seed", "orchestrator.seed")
+    common(draft)
     _sizes(draft)
     _algorithm(draft)
-    _optimizer(draft)
+    if "trainer.optimizer.lr" not in draft.values:
+        draft.set("trainer.optimizer.lr", 1e-6)  # its default
     for ours, theirs in (
         ("rollout", "orchestrator.train.sampling"),
         ("rollout", "orchestrator.sampling"),
@@ -58,6 +48,25 @@ def convert(draft: Carried) -> None:
     draft.move(
         "eval.samples_per_task", "orchestrator.eval.rollouts_per_example", "orchestrator.eval.group_size"
     )
+    environments(draft)
+    draft.rest(REASONS)
+
+
+def common(draft: Carried) -> None:
+    """What its trainers share: model, length, optimizer, checkpoints, and where numbers go."""
+    draft.move("model.name", "model.name", "trainer.model.name", "orchestrator.model.name")
+    for key in ("trainer.model.name", "orchestrator.model.name"):
+        draft.take(key)
+    for key in draft.below("model.lora") + draft.below("trainer.model.lora"):
+        field = key.rpartition(".")[2]
+        ours = {"rank": "rank", "alpha": "alpha", "dropout": "dropout", "target_modules": "targets"}.get(
+            field
+        )
+        if ours:
+            draft.move(f"model.lora.{ours}", key, change=real if field == "alpha" else None)
+    draft.move("steps", "max_steps", "orchestrator.max_steps", "trainer.max_steps")
+    draft.move("seed", "seed", "orchestrator.seed")
+    _optimizer(draft)
     draft.move("checkpoint.every", "ckpt.interval", "trainer.ckpt.interval")
     draft.move("checkpoint.keep", "ckpt.keep_last", "ckpt.keep")
     for at in ("monitors.wandb", "wandb"):
@@ -65,8 +74,6 @@ def convert(draft: Carried) -> None:
             project = draft.take(f"{at}.project", "silva")
             draft.set("monitoring.sinks", [{"type": "wandb", "project": str(project)}], f"{at}.project")
             draft.move("name", f"{at}.name")
-    _environments(draft)
-    draft.rest(REASONS)
 
 
 def _sizes(draft: Carried) -> None:
@@ -131,13 +138,20 @@ def _optimizer(draft: Carried) -> None:
     for at in ("trainer.scheduler", "scheduler"):
         draft.move("trainer.optimizer.schedule", f"{at}.type")
         draft.move("trainer.optimizer.warmup", f"{at}.warmup_steps")
-    if "trainer.optimizer.lr" not in draft.values:
-        draft.set("trainer.optimizer.lr", 1e-6)  # its default
 
 
-def _environments(draft: Carried) -> None:
+def numbered(draft: Carried, place: str) -> list[str]:
+    """The tables of a list."""
+    return [
+        f"{place}.{index}"
+        for index in dict.fromkeys(key.split(".")[place.count(".") + 1] for key in draft.below(place))
+    ]
+
+
+def environments(draft: Carried) -> None:
     trained = _sources(draft, ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env"))
-    held_out = _sources(draft, ("orchestrator.eval.source", "orchestrator.eval.env"))
+    places = ("orchestrator.eval.source", "orchestrator.eval.env", "eval.source", "eval.env")
+    held_out = _sources(draft, places)
     for name, found in trained.items():
         draft.environments.append({**found, **({"name": name} if len(trained) + len(held_out) > 1 else {})})
     known = [{key: value for key, value in each.items() if key != "name"} for each in draft.environments]
@@ -153,8 +167,7 @@ def _environments(draft: Carried) -> None:
 def _sources(draft: Carried, places: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for place in places:
-        for index in dict.fromkeys(key.split(".")[place.count(".") + 1] for key in draft.below(place)):
-            at = f"{place}.{index}"
+        for at in numbered(draft, place):
             task_set = draft.take(
                 draft.first(f"{at}.env.taskset.id", f"{at}.taskset.id", f"{at}.id") or f"{at}.id", ""
             )

@@ -45,7 +45,7 @@ _ARITHMETIC = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
 }
-_OVERRIDE = re.compile(r"""(?:^|\s)['"]?[+]{0,2}([a-z_]\w*(?:\.\w+)+)=("[^"]*"|'[^']*'|\$\(\(.*\)\)|\S+)""")
+_OVERRIDE = re.compile(r"""(?:^|\s)['"]?[+]{0,2}([a-z_]\w*(?:\.\w+)*)=("[^"]*"|'[^']*'|\$\(\(.*\)\)|\S+)""")
 Flat = dict[str, Found]
 
 
@@ -191,17 +191,18 @@ def _shell(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
     variables that it sets."""
     known: dict[str, str] = {}
     found: Flat = {}
-    size = _Size(path)
+    size, continued = _Size(path), False
     for number, line in enumerate(text.splitlines(), start=1):
         code = line.strip()
         if code.startswith("#"):
             continue
-        if assigned := re.match(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)$", code):
+        begins, continued = not continued, code.endswith("\\")
+        if begins and (assigned := re.match(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)$", code)):
             known[assigned[1]] = _expanded(_unquoted(re.split(r"\s+#", assigned[2])[0].strip()), known, size)
             continue
         code = re.sub(r"\s*\\$", "", re.sub(r"\s+(?:2>&1|\||\$@).*$", "", code))
         for key, value in _OVERRIDE.findall(code):
-            if not key.startswith("hydra."):
+            if not key.startswith("hydra.") and ("." in key or not begins):
                 found[key] = Found(_scalar(_expanded(_unquoted(value), known, size)), f"{path.name}:{number}")
         for flag, value in re.findall(r"--([a-z]\w*)(?:[ =]+(?!--)(\S+))?", code):
             shown = _scalar(_expanded(_unquoted(value), known, size)) if value else True

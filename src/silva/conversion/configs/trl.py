@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from silva.conversion.configs.carried import Carried, Computed, Found, number, real, share, texts
+from silva.conversion.configs.carried import Carried, Computed, Found, number, real, share, steps, texts
 
 CONFIGS = ("GRPOConfig", "RLOOConfig", "AsyncGRPOConfig")
 TRAINERS = ("GRPOTrainer", "RLOOTrainer", "AsyncGRPOTrainer")
+POSITIONS = (
+    ("model", "reward_funcs", "args", "train_dataset"),
+    ("model", "args", "data_collator", "train_dataset"),
+)
+"""Arguments of trainers, those of SFTTrainer apart."""
 AGGREGATIONS = {
     "grpo": "sequence_mean_token_mean",
     "bnpo": "token_mean",
@@ -47,34 +52,45 @@ def convert(draft: Carried) -> None:
     if any(key.startswith("Async") for key in draft.given):
         draft.set("rollout.max_async_level", 1)
     rloo = any(key.startswith("RLOO") for key in draft.given)
-    draft.given = _flat(draft.given)
-    draft.move("model.name", "model", "model_name_or_path", "model_id", change=str)
-    _lora(draft)
-    if draft.take("bf16") is True or str(draft.take("dtype", draft.take("torch_dtype", ""))) == "bfloat16":
-        draft.set("model.dtype", "bfloat16", "bf16", "dtype", "torch_dtype")
+    model(draft, CONFIGS, TRAINERS)
     _sizes(draft)
     _algorithm(draft, "rloo" if rloo else "grpo")
-    _optimizer(draft)
+    optimizer(draft, 1e-6)
     for key in ("temperature", "top_p", "min_p"):
         draft.move(f"rollout.sampling.{key}", key, change=real)
     if isinstance(top_k := number(draft.take("top_k")), int) and top_k > 0:
         draft.set("rollout.sampling.top_k", top_k, "top_k")
-    _run(draft)
-    _data(draft)
+    if not run(draft):
+        if draft.take("num_train_epochs"):
+            each = "rows of the data times this, divided by rollout.groups_per_step"
+            draft.note("num_train_epochs", f"set steps: {each}")
+        else:
+            draft.note("", "no max_steps: TRL makes three passes over the data; set steps")
+    draft.environments.append({"type": "dataset", **source(draft, "environments"), "reward": _reward(draft)})
     draft.rest(REASONS)
 
 
-def _flat(given: Mapping[str, Found]) -> dict[str, Found]:
-    """Arguments of configuration and trainer by their own names; those of other calls keep the call's."""
+def model(draft: Carried, configs: Sequence[str], trainers: Sequence[str]) -> None:
+    """What all trainers have of a model; arguments of these configurations and trainers lose the call's name,
+    and those of other trainers are left out."""
+    draft.given = _flat(draft.given, configs, trainers)
+    draft.move("model.name", "model", "model_name_or_path", "model_id", change=str)
+    _lora(draft)
+    if draft.take("bf16") is True or str(draft.take("dtype", draft.take("torch_dtype", ""))) == "bfloat16":
+        draft.set("model.dtype", "bfloat16", "bf16", "dtype", "torch_dtype")
+    draft.move("trainer.gradient_checkpointing", "gradient_checkpointing", change=bool)
+
+
+def _flat(given: Mapping[str, Found], configs: Sequence[str], trainers: Sequence[str]) -> dict[str, Found]:
     found: dict[str, Found] = {}
     for key, value in given.items():
         call, _, name = key.partition(".")
-        if call in TRAINERS and name.isdigit():
-            name = ("model", "reward_funcs", "args", "train_dataset")[min(int(name), 3)]
-        if call in (*CONFIGS, *TRAINERS):
+        if call in trainers and name.isdigit():
+            name = POSITIONS[call == "SFTTrainer"][min(int(name), 3)]
+        if call in (*configs, *trainers):
             if name not in ("args", "eval_dataset", "peft_config", "callbacks"):
                 found.setdefault(name, value)
-        elif not call.startswith("SFT"):
+        elif not call.endswith(("Config", "Trainer")) or call in ("LoraConfig", "ModelConfig"):
             found[key] = value
     return found
 
@@ -123,7 +139,6 @@ def _sizes(draft: Carried) -> None:
     if (again := number(draft.take("num_iterations", 1))) != 1:
         draft.note("num_iterations", f"each row is trained once a step, not {again} times")
     draft.lengths("max_prompt_length", "max_completion_length", (512, 256))
-    draft.move("trainer.gradient_checkpointing", "gradient_checkpointing", change=bool)
 
 
 def _algorithm(draft: Carried, kind: str) -> None:
@@ -144,8 +159,9 @@ def _algorithm(draft: Carried, kind: str) -> None:
     draft.set("algorithm.drop_zero_variance", False)  # they count in its means
 
 
-def _optimizer(draft: Carried) -> None:
-    draft.move("trainer.optimizer.lr", "learning_rate", usual=1e-6, change=real)
+def optimizer(draft: Carried, usual: float) -> None:
+    """`usual`: the learning rate if none is given."""
+    draft.move("trainer.optimizer.lr", "learning_rate", usual=usual, change=real)
     draft.move("trainer.optimizer.weight_decay", "weight_decay", change=real)
     draft.move("trainer.optimizer.max_grad_norm", "max_grad_norm", change=real)
     betas = [draft.take(f"adam_beta{n}") for n in (1, 2)]
@@ -163,24 +179,20 @@ def _optimizer(draft: Carried) -> None:
         schedule = "cosine" if schedule.startswith("cosine") else "linear"
     draft.set("trainer.optimizer.schedule", schedule, "lr_scheduler_type")
     draft.move("trainer.optimizer.warmup", "warmup_steps", change=number)
-    part, steps = real(draft.take("warmup_ratio", 0.0)), number(draft.take("max_steps"))
-    if isinstance(part, float) and 0 < part <= 1 and isinstance(steps, int) and steps > 0:
-        draft.set("trainer.optimizer.warmup", round(part * steps), "warmup_ratio")
+    part, most = real(draft.take("warmup_ratio", 0.0)), number(draft.take("max_steps"))
+    if isinstance(part, float) and 0 < part <= 1 and isinstance(most, int) and most > 0:
+        draft.set("trainer.optimizer.warmup", round(part * most), "warmup_ratio")
     elif part:
         draft.note("warmup_ratio", f"set trainer.optimizer.warmup to {part} of all updates")
 
 
-def _run(draft: Carried) -> None:
-    steps = number(draft.take("max_steps"))
-    if isinstance(steps, int) and steps > 0:
-        draft.set("steps", steps, "max_steps")
+def run(draft: Carried) -> bool:
+    """The run's own keys; whether it has a number of steps."""
+    most = number(draft.take("max_steps"))
+    counted = isinstance(most, int) and most > 0
+    if counted:
+        draft.set("steps", most, "max_steps")
         draft.take("num_train_epochs")
-    elif draft.take("num_train_epochs"):
-        draft.note(
-            "num_train_epochs", "set steps: rows of the data times this, divided by rollout.groups_per_step"
-        )
-    else:
-        draft.note("", "no max_steps: TRL makes three passes over the data; set steps")
     name = draft.take("run_name") or draft.take("output_dir")
     if name and not isinstance(name, Computed):
         draft.set("name", Path(str(name)).name, "run_name", "output_dir")
@@ -193,28 +205,29 @@ def _run(draft: Carried) -> None:
     named = [each for each in ("wandb", "mlflow", "trackio") if each in reports]
     if named:
         draft.set("monitoring.sinks", [{"type": each} for each in named], "report_to")
+    return counted
 
 
-def _data(draft: Carried) -> None:
-    environment: dict[str, Any] = {"type": "dataset"}
+def source(draft: Carried, where: str) -> dict[str, Any]:
+    """Where rows come from; `where`: the key of Silva that says it."""
+    found: dict[str, Any] = {}
     key = draft.first("load_dataset.0", "load_dataset.path", "dataset_name")
     name = str(draft.take(key)) if key else ""
     files = draft.take("load_dataset.data_files")
     if name in ("json", "csv", "parquet") and isinstance(files, str) and not isinstance(files, Computed):
-        environment["path"] = files
+        found["path"] = files
     elif name:
-        environment["hub"] = name
+        found["hub"] = name
     else:
-        environment["path"] = "train.jsonl"
-        draft.note("", "the data set is made by code: write its rows to a file, and set environments.path")
+        found["path"] = "train.jsonl"
+        draft.note("", f"the data set is made by code: write its rows to a file, and set {where}.path")
     key = draft.first("load_dataset.1", "load_dataset.name", "dataset_config")
     if key and not isinstance(subset := draft.take(key), Computed):
-        environment["subset"] = subset
+        found["subset"] = subset
     key = draft.first("load_dataset.split", "dataset_train_split")
     if key and not isinstance(split := draft.take(key), Computed) and "[" not in str(split):
-        environment["split"] = split
-    environment["reward"] = _reward(draft)
-    draft.environments.append(environment)
+        found["split"] = split
+    return found
 
 
 def _reward(draft: Carried) -> str:

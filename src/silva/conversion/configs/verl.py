@@ -72,7 +72,9 @@ def common(draft: Carried) -> None:
     _algorithm(draft)
     _optimizer(draft)
     _sampling(draft)
-    _run(draft)
+    if not run(draft) and draft.take("trainer.total_epochs"):
+        batch = draft.values.get("rollout.groups_per_step", "groups_per_step")
+        draft.note("trainer.total_epochs", f"set steps: rows of the data times this, divided by {batch}")
 
 
 def _model(draft: Carried) -> None:
@@ -210,13 +212,11 @@ def _sampling(draft: Carried) -> None:
         )
 
 
-def _run(draft: Carried) -> None:
+def run(draft: Carried) -> bool:
+    """The run's own keys; whether it has a number of steps."""
     draft.move("name", "trainer.experiment_name", change=lambda name: str(name).replace("/", "-"))
-    if draft.move("steps", "trainer.total_training_steps", change=number) is None:
-        batch = draft.values.get("rollout.groups_per_step", "groups_per_step")
-        if draft.take("trainer.total_epochs"):
-            draft.note("trainer.total_epochs", f"set steps: rows of the data times this, divided by {batch}")
-    else:
+    counted = draft.move("steps", "trainer.total_training_steps", change=number) is not None
+    if counted:
         draft.take("trainer.total_epochs")
     draft.move("eval.every", "trainer.test_freq", change=steps)
     draft.move("checkpoint.every", "trainer.save_freq", change=steps)
@@ -226,6 +226,7 @@ def _run(draft: Carried) -> None:
     if known:
         field = {"mlflow": "experiment"}
         draft.set("monitoring.sinks", [{"type": n, field.get(n, "project"): str(project)} for n in known])
+    return counted
 
 
 def data(draft: Carried) -> None:
