@@ -64,7 +64,7 @@ simulate: $(INSTALLED)
 	$(BIN)/python -m tests.simulation $(ARGS)
 
 # What the benchmarks compare with, each in an environment of its own; PEERS=trl takes one of them.
-PEERS := trl vllm llama verifiers schemathesis inspect cookbook
+PEERS := trl vllm llama verifiers schemathesis inspect cookbook agents
 
 peers: $(PEERS:%=.peers/%/.installed)
 

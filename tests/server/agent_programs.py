@@ -1,0 +1,69 @@
+"""Agents that others wrote, each as it is, one after the other (in .peers/agents).
+
+Arguments: a program and the address of its session, by turns. Each line of the output is what became of one:
+its answer, or how it failed. In one process, for the imports take longer than the agents.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ.update(
+    MSWEA_SILENT_STARTUP="1", LITELLM_LOCAL_MODEL_COST_MAP="True", OPENAI_AGENTS_DISABLE_TRACING="1"
+)
+os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = tempfile.mkdtemp()
+QUESTION = "What is 2 + 3?"
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers."""
+    return a + b
+
+
+def openai_agents(url):
+    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key="any")
+    model = OpenAIChatCompletionsModel(model="any", openai_client=client)
+    agent = Agent(name="sums", instructions="Add.", tools=[function_tool(add)], model=model)
+    return asyncio.run(Runner.run(agent, QUESTION)).final_output
+
+
+def pydantic_ai(url):
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("any", provider=OpenAIProvider(base_url=f"{url}/v1", api_key="any"))
+    return Agent(model, instructions="Add.", tools=[add]).run_sync(QUESTION).output
+
+
+def mini_swe_agent(url):
+    import minisweagent
+    import yaml
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.environments.local import LocalEnvironment
+    from minisweagent.models.litellm_model import LitellmModel
+
+    settings = yaml.safe_load((Path(minisweagent.__file__).parent / "config" / "default.yaml").read_text())
+    how = {"api_base": f"{url}/v1", "api_key": "any"}
+    model = LitellmModel(model_name="openai/any", model_kwargs=how, cost_tracking="ignore_errors")
+    with tempfile.TemporaryDirectory() as folder:
+        agent = DefaultAgent(model, LocalEnvironment(cwd=folder), **settings["agent"])
+        agent.run(QUESTION)
+        return (Path(folder) / "sum").read_text().strip()
+
+
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for name, url in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    try:
+        answer = str(globals()[name](url))
+    except BaseException:
+        answer = traceback.format_exc()
+    print(json.dumps(answer), file=answers, flush=True)
