@@ -231,10 +231,16 @@ def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_pa
     tab.problems.clear()
     tab.requests.clear()
     for place, expected in ((PLACES["runs"], "seed_0"), (PLACES["run"], "Curves"), (GROUP, "Side by side"),
-                            (PLACES["rollouts"], "shown")):  # fmt: skip
+                            (PLACES["rollouts"], "Filters and other orders need"),
+                            (PLACES["task"], "only in A")):  # fmt: skip
         tab.open("about:blank")
         tab.open((target / "index.html").as_uri() + place)
         assert_soon(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+    radios = "[...document.querySelectorAll('input[type=radio]:not(:disabled)')]"
+    assert tab.run(f"{radios}.length") > 4
+    tab.run(f"{radios}.at(-2).click()")  # another pair that the export holds
+    assert_soon(tab, f"location.hash.includes('&a=') && {ABOUT_JS}.includes('only in A')")
+    tab.open("about:blank")  # what comes late belongs to this test
     assert tab.problems == []
     assert all(url.startswith(("file:", "about:", "data:")) for url in tab.requests)
 

@@ -2,12 +2,15 @@
 
 A page opened from disk may load neither modules nor JSON, but scripts: the modules become one script, and
 each answer of pages.py a script that hands it over. A bounded part of each run is taken: of steps spread over
-it the groups, their forests, dialogues and tokens. There is no filter, which needs the server.
+it the groups, their forests, dialogues and tokens, and some tasks across the steps. There is no filter, which
+needs the server: the page says so.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,14 @@ from silva.monitoring.report import embed
 from silva.monitoring.report_rollouts import spread
 from silva.viewer.catalogue import Catalogue, FoundRun
 from silva.viewer.pages import Pages
+from silva.viewer.query import MOST
 from silva.viewer.routes import static_files
 
 STEPS = 10  # of a run
 FORESTS = 4  # of a step
 TOKENS = 40  # rollouts of a run with their tokens
+TASKS = 10  # of a run, across its steps
+VERSIONS = 12  # rollouts of a task: each is compared with the first and the last one
 FIRST = "vendor/preact_htm.js"
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src data:; base-uri 'none'"
 _IMPORT = re.compile(r'^import \{.*?\} from "\./(.+?)";\n', re.MULTILINE)
@@ -119,8 +125,14 @@ def _of_rollouts(
     pages: Pages, run: FoundRun, of: dict[str, list[str]]
 ) -> Iterator[tuple[str, dict[str, list[str]]]]:
     chosen: dict[tuple[int, int], None] = {}
-    for row in _rows(pages, "rollouts", of)[:100]:
+    steps_of: dict[str, set[int]] = defaultdict(set)
+
+    def choose(row: dict[str, Any]) -> None:
         chosen[row["step"], row["at"]] = None
+        steps_of[row["task"]].add(row["step"])
+
+    for row in _rows(pages, "rollouts", of)[:100]:
+        choose(row)
     for step in spread([*run.rollouts()], STEPS):
         at_step = {**of, "step": [str(step)]}
         yield "groups", at_step
@@ -129,13 +141,26 @@ def _of_rollouts(
             given = {**at_step, "group": [group["group"]]}
             yield "forest", given
             for row in _rows(pages, "forest", given, "members"):
-                chosen[row["step"], row["at"]] = None
+                choose(row)
+    for task in spread([task for task, steps in steps_of.items() if len(steps) > 1], TASKS):
+        at_all = {**of, "filter": [f"task == {json.dumps(task, ensure_ascii=False)}"], "sort": ["step"],
+                  "limit": [str(MOST)]}  # fmt: skip
+        yield "rollouts", at_all
+        rows = [*spread(_rows(pages, "rollouts", at_all), VERSIONS)]
+        for row in rows:
+            chosen[row["step"], row["at"]] = None
+            for a, b in ((rows[0], row), (row, rows[-1])):
+                yield "texts", {**of, "a": [_place(a)], "b": [_place(b)]}
     for number, (step, at) in enumerate(chosen):
         given = {**of, "step": [str(step)], "at": [str(at)]}
         yield "rollout", given
         if number < TOKENS:
             for turn, _ in enumerate(_rows(pages, "rollout", given, "turns")):
                 yield "tokens", {**given, "turn": [str(turn)]}
+
+
+def _place(row: dict[str, Any]) -> str:
+    return f"{row['step']}:{row['at']}"
 
 
 def _rows(pages: Pages, name: str, given: dict[str, list[str]], key: str = "rows") -> list[dict[str, Any]]:

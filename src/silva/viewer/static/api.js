@@ -10,6 +10,9 @@ export function keyOf(name, parameters) {
 
 export const exported = () => globalThis.silvaExport || null;
 
+/** Whether a page can be shown: an export holds some of them. */
+export const held = (name, parameters) => !exported() || exported().files[keyOf(name, parameters)] != null;
+
 export async function ask(name, parameters) {
   const key = keyOf(name, parameters);
   if (exported()) return fromDisk(key);

@@ -1,6 +1,6 @@
 // A rollout: its dialogue with an outline, its tokens with their numbers, and the same task in other steps.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
-import { ask, exported, useData } from "./api.js";
+import { held, useData } from "./api.js";
 import { Chip, Reward, Waiting, link, number, scaled } from "./parts.js";
 
 export function RolloutPage({ given, stamp, go }) {
@@ -17,7 +17,7 @@ export function RolloutPage({ given, stamp, go }) {
     ${(data.about || data.reason || data.error) && html`<p class="notice">${[data.reason, data.about].filter(Boolean).join("; ")}${data.error && html`<span class="error"> ${data.error}</span>`}</p>`}
     <nav class="tabs" aria-label="Views"><a aria-current=${view === "text" ? "page" : null} href=${to({ view: "" })}>Dialogue</a><a aria-current=${view === "tokens" ? "page" : null} href=${to({ view: "tokens" })}>Tokens</a>
       ${data.group && html`<a href=${link("group", { run, step: data.step, group: data.group })}>Its group</a>`}
-      ${!exported() && html`<a href=${link("task", { run, task: data.task })}>This task in other steps</a>`}</nav>
+      ${held("rollouts", rolloutsOf(run, data.task)) && html`<a href=${link("task", { run, task: data.task })}>This task in other steps</a>`}</nav>
     ${view === "tokens" ? html`<${Tokens} given=${given} turns=${data.turns.length} to=${to} go=${go} />` : html`<div class="with-outline"><${Outline} data=${data} /><div><${Dialogue} data=${data} /></div></div>`}
   `}<//>`;
 }
@@ -95,9 +95,12 @@ function facts(data, [s, t]) {
   return parts.join(" · ");
 }
 
+/** The question for all rollouts of a task. */
+const rolloutsOf = (run, task) => ({ run, filter: `task == ${JSON.stringify(task)}`, sort: "step", limit: 500 });
+
 export function TaskPage({ given, stamp, go }) {
   const { run, task } = given;
-  const found = useData("rollouts", { run, filter: `task == ${JSON.stringify(task)}`, sort: "step", limit: 500 }, stamp);
+  const found = useData("rollouts", rolloutsOf(run, task), stamp);
   return html`<div class="bar"><h1>${task}</h1></div><p class="muted">The same task in the steps of the run: choose two to compare word by word.</p>
     <${Waiting} found=${found} what="rollouts of the task …">${(data) => html`<${Versions} rows=${data.rows} given=${given} go=${go} />`}<//>`;
 }
@@ -107,11 +110,12 @@ function Versions({ rows, given, go }) {
   const name = (row) => `${row.step}:${row.at}`;
   const a = given.a || name(rows[0]), b = given.b || name(rows[rows.length - 1]);
   const found = useData("texts", { run: given.run, a, b });
-  const pick = (side, row) => go(link("task", { run: given.run, task: given.task, a, b, [side]: name(row) }));
+  const pair = (side, row) => ({ run: given.run, a, b, [side]: name(row) });
+  const pick = (side, row) => go(link("task", { ...pair(side, row), task: given.task }));
   return html`<div class="short" tabindex="0" role="region" aria-label="Rollouts of the task"><table><thead><tr><th>A</th><th>B</th><th class="num">step</th><th>became</th><th class="num">reward</th><th class="num">turns</th><th>rollout</th></tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${name(row)}>${["a", "b"].map((side) => html`<td key=${side}><input type="radio" name=${side} aria-label=${`${side === "a" ? "First" : "Second"}: step ${row.step}, ${row.trajectory}`} checked=${(side === "a" ? a : b) === name(row)} onChange=${() => pick(side, row)} /></td>`)}
+    <tbody>${rows.map((row) => html`<tr key=${name(row)}>${["a", "b"].map((side) => html`<td key=${side}><input type="radio" name=${side} disabled=${!held("texts", pair(side, row))} aria-label=${`${side === "a" ? "First" : "Second"}: step ${row.step}, ${row.trajectory}`} checked=${(side === "a" ? a : b) === name(row)} onChange=${() => pick(side, row)} /></td>`)}
       <td class="num">${row.step}</td><td><${Chip} kind=${row.status} /></td><td class="num"><${Reward} value=${row.failure ? null : row.reward} /></td><td class="num">${row.turns}</td>
-      <td class="name"><a href=${link("rollout", { run: given.run, step: row.step, at: row.at })}>${row.trajectory}</a></td></tr>`)}</tbody></table></div>
+      <td class="name"><a href=${held("rollout", { run: given.run, step: row.step, at: row.at }) ? link("rollout", { run: given.run, step: row.step, at: row.at }) : null}>${row.trajectory}</a></td></tr>`)}</tbody></table></div>
     <h2>Difference</h2><${Waiting} found=${found} what="both …">${(data) => html`<div class="card"><p class="soft">A: step ${data.a.step}, reward ${number(data.a.reward)} · B: step ${data.b.step}, reward ${number(data.b.reward)} · <del>only in A</del> <ins>only in B</ins></p>
       <pre class="diff">${data.parts.map((part, i) => (part.kind === "equal" ? part.a : html`<span key=${i}>${part.a && html`<del>${part.a}</del>`}${part.b && html`<ins>${part.b}</ins>`}</span>`))}</pre></div>`}<//>`;
 }

@@ -22,6 +22,7 @@ export function RolloutsPage({ given, stamp, go }) {
       <label>Order <select value=${sort} onChange=${(e) => to({ sort: e.target.value })}>${Object.entries(SORTS).map(([key, words]) => html`<option key=${key} value=${key}>${words}</option>`)}</select></label>`}
       ${step && html`<a class="button" href=${link("rollouts", { run, filter, sort })}>step ${step} ×</a>`}
     </form>
+    ${exported() && html`<p class="muted">These are the first rollouts of the run, or of the step. Filters and other orders need the files of the run: <code>silva view</code>, where they are.</p>`}
     ${!exported() && html`<${Help} use=${(example) => to({ filter: example })} />`}
     <${List} key=${[run, filter, sort, step].join("\n")} asked=${{ run, filter, sort: sort === "-step" ? "" : sort, step }} stamp=${stamp} go=${go} />`;
 }
