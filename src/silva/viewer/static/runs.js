@@ -36,6 +36,6 @@ function RunList({ runs, go }) {
         <td class="num">${number(run.step)}${run.steps ? html`<span class="soft"> of ${number(run.steps)}</span>` : ""}</td>
         <td class="num narrow">${number(run.rollouts)}</td><td class="num narrow">${number(run.checkpoints)}</td>
         <td class="soft narrow">${ago(run.changed)}</td>
-        <td class="soft">${run.waiting || (run.warnings ? `${run.warnings} ${run.warnings === 1 ? "warning" : "warnings"}` : "")}</td>
+        <td class="soft now">${run.waiting || (run.warnings ? `${run.warnings} ${run.warnings === 1 ? "warning" : "warnings"}` : "")}</td>
       </tr>`)}</tbody></table></div>`}`;
 }
