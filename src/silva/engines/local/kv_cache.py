@@ -130,11 +130,16 @@ class KvCache:
     def prefixes(self, tokens: np.ndarray, adapter: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """How many of the first tokens each row of the adapter has, and how many of those it has computed:
         [rows] each."""
-        width = min(len(tokens), self.tokens.shape[1] - 1)
-        equal = self.tokens[:, : width + 1] == np.append(tokens[:width], NOTHING)
-        equal[:, 0] &= [row.adapter == adapter for row in self.rows]
-        planned = equal.argmin(1)  # the first that differs; the last one does in any case
-        return planned, np.minimum(planned, [row.computed for row in self.rows])
+        planned, known = np.zeros((2, len(self.rows)), np.int64)
+        found = [row for row in self.rows if row.adapter == adapter and row.length]
+        if found:
+            all_rows = len(found) == len(self.rows)  # a slice copies nothing
+            mine = slice(None) if all_rows else [row.index for row in found]
+            width = min(len(tokens), self.tokens.shape[1] - 1)
+            equal = self.tokens[mine, : width + 1] == np.append(tokens[:width], NOTHING)
+            planned[mine] = equal.argmin(1)  # the first that differs; the last one does in any case
+            known[mine] = np.minimum(planned[mine], [row.computed for row in found])
+        return planned, known
 
     def acquire(
         self,

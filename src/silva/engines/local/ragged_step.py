@@ -6,9 +6,9 @@ absolute multiples of BLOCK, and tokens, queries and matrices are filled up as `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class RaggedStep:
         offsets = np.cumsum(counts) - counts
         self._runs = [
             _run(cache, [spans[i] for i in part], [int(offsets[i]) for i in part], len(rows))
-            for part in _together(cache, spans)
+            for part in _together(spans)
         ]
 
     def compute(
@@ -102,14 +102,10 @@ class RaggedStep:
             mine = query if run.whole else query[run.index]  # [rows * count, heads, d]
             mine = mine.view(rows, count, kv, heads // kv, d).permute(0, 2, 3, 1, 4)
             mine = mine.reshape(rows, kv, -1, d)  # [rows, kv, heads per kv * count, d]
-            pairs = [
-                (keys[owner, :, b : b + BLOCK], values[owner, :, b : b + BLOCK])
-                for b, owner in zip(range(0, run.own, BLOCK), run.owners, strict=True)
+            blocks = [
+                KvBlock(part.readers, part.start, keys[part.held], values[part.held]) for part in run.parts
             ]
-            for b in range(run.own, run.bias.shape[-1], BLOCK):
-                block = slice(b, min(b + BLOCK, run.bias.shape[-1]))
-                pairs.append((keys[run.rows, :, block], values[run.rows, :, block]))
-            o = blocked_attention(mine, pairs, run.bias, self.cache.rules)
+            o = blocked_attention(mine, blocks, run.bias, self.cache.rules)
             o = o.view(rows, kv, heads // kv, count, d).permute(0, 3, 1, 2, 4).reshape(-1, heads, d)
             if run.whole:
                 return o
@@ -117,18 +113,23 @@ class RaggedStep:
         return out
 
 
+class KvBlock(NamedTuple):
+    """Keys and values of BLOCK positions (the last of a row: a multiple of `RowRules.lanes`)."""
+
+    readers: slice | torch.Tensor  # the rows of the batch that see it
+    start: int  # its first position
+    key: torch.Tensor  # [readers, kv, L, d], or [kv, L, d] that all readers share: then it is read once
+    value: torch.Tensor
+
+
 def blocked_attention(
-    query: torch.Tensor,
-    blocks: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    bias: torch.Tensor,
-    rules: RowRules,
+    query: torch.Tensor, blocks: Sequence[KvBlock], bias: torch.Tensor, rules: RowRules
 ) -> torch.Tensor:
     """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
 
     Args:
         query: [B, kv, Q, d], scaled already.
-        blocks: keys and values of BLOCK positions each (the last: a multiple of `rules.lanes`),
-            [B, kv, L, d], or [kv, L, d] where all of the batch share them: then they are read once.
+        blocks: of each row those that it sees anything of, ascending by position.
         bias: [B or 1, 1, Q or 1, T] of 0 and -inf.
         rules: how queries and matrices are filled up for that.
 
@@ -138,20 +139,33 @@ def blocked_attention(
     count, dtype = query.shape[2], query.dtype
     if query.device.type == "cpu":
         wide = torch.promote_types(dtype, torch.float32)
-        query, blocks = query.to(wide), [(key.to(wide), value.to(wide)) for key, value in blocks]
+        query, bias = query.to(wide), bias.to(wide)
+        blocks = [each._replace(key=each.key.to(wide), value=each.value.to(wide)) for each in blocks]
     missing = rules.attention.padded(count) - count
     if missing:
         query = F.pad(query, (0, 0, 0, missing))
         if bias.shape[2] > 1:
             bias = F.pad(bias, (0, 0, 0, missing))
-    scores = [_product(query, key.transpose(-1, -2), rules.matrices) for key, _ in blocks]
-    weights = (scores[0] if len(scores) == 1 else torch.cat(scores, -1)).add_(bias)
-    weights = weights.softmax(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
-    parts = weights.to(query.dtype).split(BLOCK, -1)
-    out = _product(parts[0], blocks[0][1], rules.matrices)
-    for part, (_, value) in zip(parts[1:], blocks[1:], strict=True):
-        out += _product(part, value, rules.matrices)
+    found = [_product(query[readers], key.transpose(-1, -2), rules.matrices) for readers, _, key, _ in blocks]
+    if all(len(part) == len(query) for part in found):
+        scores = (found[0] if len(found) == 1 else torch.cat(found, -1)).add_(bias)
+    else:
+        scores = bias.expand(*query.shape[:3], -1).clone(memory_format=torch.contiguous_format)
+        for (readers, start, key, _), part in zip(blocks, found, strict=True):
+            _add_(scores[..., start : start + key.shape[-2]], readers, part)
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
+    out = torch.zeros_like(query)
+    for readers, start, _, value in blocks:
+        seen = weights[readers, :, :, start : start + value.shape[-2]]
+        _add_(out, readers, _product(seen, value, rules.matrices))
     return out[:, :, :count].to(dtype)
+
+
+def _add_(rows: torch.Tensor, readers: slice | torch.Tensor, part: torch.Tensor) -> None:
+    if isinstance(readers, slice):
+        rows[readers] += part
+    else:
+        rows.index_add_(0, readers, part)
 
 
 def _product(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
@@ -172,72 +186,134 @@ def _bmm(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
     return torch.bmm(x, y)[:given]
 
 
+class _Part(NamedTuple):
+    """A `KvBlock` of any layer: who sees it, its first position, and where the cache has it."""
+
+    readers: slice | torch.Tensor
+    start: int
+    held: tuple[slice | int, slice, slice]
+
+
 @dataclass(frozen=True)
 class _Run:
-    """Spans attended together, filled up to the longest; rows between them that have none are idle."""
+    """Spans attended together, filled up to the longest; some rows between theirs have none and are idle."""
 
-    rows: slice  # of the cache
-    owners: tuple[int, ...]  # rows that hold the first blocks of all of them
     shape: tuple[int, int]  # rows, and tokens of each: the slots
     index: torch.Tensor  # [slots] places in the packed step; 0 where nothing real stands
     real: torch.Tensor  # [N'] the slots that hold a token
     places: torch.Tensor  # [N'] and its place
     whole: bool  # the slots are the packed step
     bias: torch.Tensor  # [rows, 1, heads per kv * count, or 1 for all, T]
-
-    @property
-    def own(self) -> int:
-        """The position from which each row has keys and values of its own."""
-        return len(self.owners) * BLOCK
+    parts: Sequence[_Part]
 
 
-def _together(cache: KvCache, spans: Sequence[Span]) -> list[list[int]]:
-    """Indices of the spans of each run, ascending by row: alike in length and in the blocks that are not
-    their own. At most half of a run's rows are idle."""
+def _together(spans: Sequence[Span]) -> list[list[int]]:
+    """Indices of the spans of each run, ascending by row: alike in length."""
     runs: list[list[int]] = []
-    kinds: dict[Any, list[int]] = {}
+    kinds: dict[int, list[int]] = {}
     for i, span in enumerate(spans):
         count = span.stop - span.start
         if count > SHORT:
             runs.append([i])
         else:
-            kinds.setdefault((count == 1, cache.rows[span.row].owners), []).append(i)
-    for kind in kinds.values():
-        run: list[int] = []
-        for i in sorted(kind, key=lambda i: spans[i].row):
-            if run and spans[i].row - spans[run[0]].row + 1 > 2 * (len(run) + 1):
-                runs.append(run)
-                run = []
-            run.append(i)
-        runs.append(run)
-    return runs
+            kinds.setdefault((count - 1).bit_length(), []).append(i)
+    return runs + [sorted(kind, key=lambda i: spans[i].row) for kind in kinds.values()]
 
 
 def _run(cache: KvCache, spans: Sequence[Span], offsets: Sequence[int], tokens: int) -> _Run:
-    first, last = spans[0].row, spans[-1].row
+    rows = _with_idle([span.row for span in spans])
     count = max(s.stop - s.start for s in spans)
-    index = np.zeros((last - first + 1, count), np.int64)
+    index = np.zeros((len(rows), count), np.int64)
     seen = np.ones_like(index)  # positions a query may look at; what is not real looks at the first
     real = np.zeros(index.shape, bool)
+    stops = [0] * len(rows)
+    places = {row: place for place, row in enumerate(rows)}
     for span, offset in zip(spans, offsets, strict=True):
-        here = (span.row - first, slice(0, span.stop - span.start))
+        here = (places[span.row], slice(0, span.stop - span.start))
         index[here] = np.arange(offset, offset + span.stop - span.start)
         seen[here] = np.arange(span.start + 1, span.stop + 1)
         real[here] = True
-    length = cache.rules.positions(max(s.stop for s in spans))
+        stops[places[span.row]] = span.stop
+    length = cache.rules.positions(max(stops))
     if count > 1:  # a single token's heads see the same
         seen = np.tile(seen, (1, cache.heads // cache.kv_heads))
     hidden = np.arange(length) >= seen[:, :, None]
     bias = torch.zeros(hidden.shape, dtype=cache.dtype).masked_fill_(torch.from_numpy(hidden), float("-inf"))
     filled = np.flatnonzero(real)
-    places = index.ravel()[filled]
+    placed = index.ravel()[filled]
     return _Run(
-        slice(first, last + 1),
-        cache.rows[first].owners,
         index.shape,
         torch.from_numpy(index.ravel()).to(cache.device),
         torch.from_numpy(filled).to(cache.device),
-        torch.from_numpy(places).to(cache.device),
-        len(filled) == index.size == tokens and bool((places == np.arange(tokens)).all()),
+        torch.from_numpy(placed).to(cache.device),
+        len(filled) == index.size == tokens and bool((placed == np.arange(tokens)).all()),
         bias[:, None].to(cache.device),
+        _parts(cache, rows, stops, length),
     )
+
+
+def _with_idle(rows: Sequence[int]) -> list[int]:
+    """These rows, ascending, and those between them while at most half are idle: products take rows that lie
+    side by side."""
+    found: list[int] = []
+    first = given = 0
+    for row in rows:
+        if found and row - found[first] + 1 <= 2 * (given + 1):
+            found += range(found[-1] + 1, row)
+            given += 1
+        else:
+            first, given = len(found), 1
+        found.append(row)
+    return found
+
+
+def _parts(cache: KvCache, rows: Sequence[int], stops: Sequence[int], length: int) -> list[_Part]:
+    """What these rows of the cache see, up to `stops` each: a block that several share is read once, blocks
+    that rows have alone are one product where the rows lie side by side."""
+    parts: list[_Part] = []
+    for start in range(0, length, BLOCK):
+        positions = slice(start, min(start + BLOCK, length))
+        readers: dict[int, list[int]] = {}
+        for place, (row, stop) in enumerate(zip(rows, stops, strict=True)):
+            if stop > start:
+                readers.setdefault(cache.rows[row].owner(start // BLOCK), []).append(place)
+        alone, other = [], set()
+        for holder, places in readers.items():
+            if len(places) == 1 and rows[places[0]] == holder:
+                alone += places
+            else:
+                other.update(places)
+                parts.append(_Part(_indices(places, cache), start, (holder, slice(None), positions)))
+        for first, last in _stretches(alone, rows, other):
+            held = slice(rows[first], rows[last] + 1), slice(None), positions
+            parts.append(_Part(slice(first, last + 1), start, held))
+    return parts
+
+
+def _indices(places: Sequence[int], cache: KvCache) -> slice | torch.Tensor:
+    """A slice if it can be one: it copies nothing."""
+    if places[-1] - places[0] + 1 == len(places):
+        return slice(places[0], places[-1] + 1)
+    return torch.tensor(places, device=cache.device)
+
+
+def _stretches(
+    places: Sequence[int], rows: Sequence[int], other: Collection[int]
+) -> Iterator[tuple[int, int]]:
+    """The first and last places of products that have all of these, at most half of each computed for nothing
+    and none of the others."""
+    members: list[int] = []
+    for place in places:
+        if members:
+            first, last = members[0], members[-1]
+            beside = rows[place] - rows[first] == place - first
+            if (
+                not beside
+                or place - first + 1 > 2 * (len(members) + 1)
+                or any(between in other for between in range(last + 1, place))
+            ):
+                yield first, last
+                members = []
+        members.append(place)
+    if members:
+        yield members[0], members[-1]
