@@ -3,16 +3,19 @@
     .venv/bin/python benchmarks/border.py --json border.json            tiny and SmolLM2-135M, 10 minutes
     .venv/bin/python benchmarks/border.py --only SmolLM2 --threads 2
     .venv/bin/python benchmarks/border.py --quick                       tiny only, a minute
+    .venv/bin/python benchmarks/border.py --updates                     only updates of weights, a minute
 
 A step: `silva rl` with everything in one process, then with a trainer and an inference server of their own,
 at level 0, so that both compute the same and one after the other. Runs take turns. The first step of each
 is left out, and step i is compared with step i; ratios are medians over these pairs. Both must have the
 same metrics.
 A weight update: the trainer writes its parameters (write) and makes a digest of them (digest); the server
-verifies, reads and copies them (load) and scores 32 tokens with them (probe, which also lays the weights
-out for its kernels); the trainer's numbers for 32 tokens are compared with the server's (compare). Once with
-files on the disk of TMPDIR, once in shared memory. Of files there, writing and reading them are compared with
-copies into and out of a block of `multiprocessing.shared_memory`, which is the least that a border takes.
+verifies, lays out for its kernels and copies them (load) and scores 32 tokens with them (probe), while the
+trainer scores another 32 (ask); the server's numbers for these are compared (compare). Seconds of the
+processors are those of both processes; a pause is how long the engine takes no step meanwhile, seen at one in
+this process. Once with files on the disk of TMPDIR, once in shared memory. Of files there, writing and
+reading are compared with copies into and out of a block of `multiprocessing.shared_memory`, which is the
+least that a border takes.
 Requests: prompts of 64 tokens, new in each round, with answers of 16, to the engine in this process and to
 the same engine behind a Unix socket, in turns. The answers must be the same.
 """
@@ -29,11 +32,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -42,6 +46,7 @@ from safetensors.torch import load_file
 
 from silva.assembly import Assembly
 from silva.config.load import load
+from silva.engines.local.engine import LocalEngine
 from silva.engines.remote.engine import HttpEngine
 from silva.engines.remote.settings import ClientSettings
 from silva.engines.remote.wire import ServedResult, SilvaDialect
@@ -59,6 +64,7 @@ from silva.wire.transport import Peer
 SHORT = ("--eval.every=0", "--eval.tasks=8", "--checkpoint.every=0", "--monitoring.terminal=off",
          "--monitoring.report=false", "--monitoring.tensorboard=false")  # fmt: skip
 PHASES = ("rollout", "train", "publish")
+PARTS = ("write", "digest", "load", "ask", "probe", "compare", "pause", "write, CPU", "digest, CPU")
 PROMPT, ANSWER = 64, 16  # tokens
 AT_ONCE = (1, 8, 64)
 NOTHING_LEARNED = 3  # exit code of a run that is too short to learn
@@ -84,6 +90,7 @@ CASES = (
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--quick", action="store_true", help="the tiny model, one pair of short runs")
+    options.add_argument("--updates", action="store_true", help="only updates of weights")
     options.add_argument("--only", default="", help="only cases whose name contains this")
     options.add_argument("--repeats", type=int, default=2, help="pairs of runs, of rounds 3 more (default 2)")
     options.add_argument("--threads", type=int, default=1, help="of each process (default 1)")
@@ -92,6 +99,8 @@ def main() -> int:
     if not cases:
         names = ", ".join(repr(case.name) for case in CASES)
         options.error(f"argument --only: no case contains {given.only!r} (names: {names})")
+    if given.updates:
+        cases = [replace(case, steps=0, requests=0) for case in cases]
     if given.quick:
         cases, given.repeats = [replace(CASES[0], steps=2, requests=1)], 1
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
@@ -163,12 +172,21 @@ class Timed(SilvaDialect):
     def __init__(self) -> None:
         super().__init__()
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.server = 0  # process id
+
+    @property
+    def used(self) -> float:
+        """Seconds of processors, of both processes."""
+        own = Path(f"/proc/{self.server}/task").glob("*/schedstat")
+        return time.process_time() + sum(int(each.read_text().split()[0]) for each in own) / 1e9
 
     @contextmanager
     def clock(self, what: str) -> Iterator[None]:
         began = time.perf_counter()
+        used = self.used
         yield
         self.seconds[what].append(time.perf_counter() - began)
+        self.seconds[f"{what}, CPU"].append(self.used - used)
 
     async def load(self, peer: Peer, snapshot: Snapshot, timeout: float) -> None:
         with self.clock("load"):
@@ -197,14 +215,17 @@ def beside_a_server(case: Case, flags: Sequence[str], work: Path, rounds: int, t
         server = subprocess.Popen(line, stdout=log, stderr=log, env={**os.environ, PARENT: str(os.getpid())})
     try:
         with loaded(config) as assembly:
-            return asyncio.run(_measured(case, assembly, f"unix:{socket}", work, rounds))
+            return asyncio.run(_measured(case, assembly, f"unix:{socket}", work, rounds, server.pid))
     finally:
         server.kill()  # a part listens to no SIGTERM
         server.wait()
 
 
-async def _measured(case: Case, assembly: Assembly, address: str, work: Path, rounds: int) -> list[Row]:
+async def _measured(
+    case: Case, assembly: Assembly, address: str, work: Path, rounds: int, server: int
+) -> list[Row]:
     dialect = Timed()
+    dialect.server = server
     client = HttpEngine([Peer(address, name="inference")], ClientSettings(), dialect)
     await client.connect()
     try:
@@ -262,26 +283,54 @@ async def updates(
     compare = Probe(assembly.renderer.vocabulary, assembly.config.model.dtype)
     dialect.seconds.clear()
     size = 0
+
+    async def ask() -> None:
+        with dialect.clock("ask"):
+            await compare.ask(trainer)
+
     for _ in range(rounds + 1):
         snapshot = await trainer.publish()
         path = work / f"version_{snapshot.version}"
-        with dialect.clock("write"):
-            assembly.compute.run(save_parameters, assembly.model, path)
-        with dialect.clock("digest"):
-            folder = weight_folder(path)
-        await client.load(replace(snapshot, folder=folder))
-        probed = dialect.seconds["probe"][:]
-        with dialect.clock("compare"):
-            await compare.check(trainer, client)
+        with dialect.clock("update"):
+            with dialect.clock("write"):
+                assembly.compute.run(save_parameters, assembly.model, path)
+            with dialect.clock("digest"):
+                loading = replace(snapshot, folder=weight_folder(path))
+            await asyncio.gather(client.load(loading), ask())
+            probed = dialect.seconds["probe"][:]
+            with dialect.clock("compare"):
+                await compare.check(client)
         dialect.seconds["probe"] = probed  # not the one that `compare` holds
+        dialect.seconds["pause"].append(await pause(assembly, loading))
         size = sum(file.stat().st_size for file in path.iterdir())
-    parts = {part: dialect.seconds[part][1:] for part in ("write", "digest", "load", "probe", "compare")}
-    whole = statistics.median(map(sum, zip(*parts.values(), strict=True)))
+    parts = {part: statistics.median(each[1:]) for part, each in dialect.seconds.items()}
     return [
         Row(case.name, "update, size", size / 2**20, "MiB"),
-        Row(case.name, "update", whole, "s"),
-        *(Row(case.name, f"update, {part}", statistics.median(each), "s") for part, each in parts.items()),
-    ]
+        *(Row(case.name, f"update, {part}" if part != "update" else part, parts[part], "s")
+          for part in ("update", "update, CPU", *PARTS)),
+    ]  # fmt: skip
+
+
+async def pause(assembly: Assembly, snapshot: Snapshot) -> float:
+    """Seconds for which a load holds the thread that samples."""
+    engine, seconds = cast(LocalEngine, assembly.engine), list[float]()
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+            def timed() -> Any:
+                began = time.perf_counter()
+                try:
+                    return work(*args, **kwargs)
+                finally:
+                    seconds.append(time.perf_counter() - began)
+
+            return super().submit(timed)
+
+    usual = engine._compute
+    with Watched(1) as engine._compute:
+        await engine.load(snapshot)
+    engine._compute = usual
+    return sum(seconds)
 
 
 def copies(case: Case, assembly: Assembly, memory: Path, rounds: int) -> Row:

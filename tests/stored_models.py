@@ -13,9 +13,12 @@ from tests import moe
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 from silva.config.sections import Lora, PretrainedModel
+from silva.models.loading import LoadedModel
+from silva.models.snapshots import read_weights, take_weights
 from silva.models.tiny import tiny_tokenizer
 from silva.models.weight_files import INDEX
 from silva.trainer import streamed
+from silva.types import WeightFolder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 263, "hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3,
@@ -61,3 +64,8 @@ def original(model: Any) -> dict[str, torch.Tensor]:
 
 def settings_of(path: Path, kind: str) -> PretrainedModel:
     return PretrainedModel(name=str(path), **MODELS[kind][1])
+
+
+def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
+    """As an engine does."""
+    take_weights(loaded, read_weights(loaded, folder))

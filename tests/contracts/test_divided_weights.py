@@ -21,14 +21,14 @@ from peft.tuners.lora import Linear as LoraLinear
 from safetensors.torch import load_file, save_file
 from tests.contracts.rank import PARALLEL, divided, starts_ranks
 from tests.forked_ranks import Starter
-from tests.stored_models import MODELS, SIZES, settings_of, write_model
+from tests.stored_models import MODELS, SIZES, load_weights, settings_of, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from silva.config.sections import CriticSettings, PretrainedModel
 from silva.errors import CheckpointError, ModelError, SilvaError
 from silva.models.loading import load_model
 from silva.models.pieces import local, whole_of
-from silva.models.snapshots import BASE, base_of, load_weights, weight_folder
+from silva.models.snapshots import BASE, base_of, weight_folder
 from silva.models.weight_files import INDEX
 from silva.trainer import streamed
 from silva.trainer.learner import Learner

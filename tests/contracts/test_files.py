@@ -22,10 +22,11 @@ from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY
 from tests.monitoring.fake_run import rollout
 from tests.storage.test_summary import DATA
+from tests.stored_models import load_weights
 
 from silva.errors import CheckpointError, LedgerError, ModelError, RecordError, SilvaError
 from silva.models.loading import load_model
-from silva.models.snapshots import load_weights, save_parameters, weight_folder
+from silva.models.snapshots import save_parameters, weight_folder
 from silva.monitoring.trace import Trace
 from silva.orchestrator.state import RunState
 from silva.ports import FaultyFiles, use_files

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.stored_models import load_weights
 from tests.trainer.updates import train
 
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel
-from silva.models.snapshots import load_weights, weight_folder
+from silva.models.snapshots import weight_folder
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings

@@ -99,13 +99,15 @@ async def check_sent(
     trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(), seed=0), transfer, compute=compute)
     probe = Probe(262, "float32")
     await engine.load(await trainer.snapshot())
-    await probe.check(trainer, engine)
+    await probe.ask(trainer)
+    await probe.check(engine)
     for found in await in_flight(engine, trainer, loaded, 0.05):
         assert len(found.tokens) == LONG and {*found.versions} == {0}
         expected = logprobs(loaded.model, [*PROMPT, *found.tokens], len(PROMPT))
         assert furthest(found.logprobs[-5:], expected[-5:], found.tokens[-5:]) < 1e-3
         assert furthest(found.logprobs[:2], expected[:2], found.tokens[:2]) > 1e-2
-    await probe.check(trainer, engine)
+    await probe.ask(trainer)
+    await probe.check(engine)
     assert engine.version == 1
 
 
@@ -117,11 +119,13 @@ async def check_adapters(
     trainer = LocalTrainer(Learner(loaded, LocalTrainerSettings(), seed=0), transfer, compute=compute)
     trainer.version, probe = 1, Probe(262, "float32")
     await engine.load(await trainer.snapshot())
-    await probe.check(trainer, engine)
+    await probe.ask(trainer)
+    await probe.check(engine)
     for version in (2, 3, 4):
         before = {name: parameter.clone() for name, parameter in loaded.model.named_parameters()}
         ended = await in_flight(engine, trainer, loaded, 0.1)
-        await probe.check(trainer, engine)
+        await probe.ask(trainer)
+        await probe.check(engine)
         after = await engine.sample(PROMPT, SamplingParams(24, seed=1))
         assert {*after.versions} == {version}
         expected = logprobs(loaded.model, [*PROMPT, *after.tokens], len(PROMPT))

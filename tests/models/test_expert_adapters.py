@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from tests.models.test_sources import save
 from tests.moe import folder
+from tests.stored_models import load_weights
 from transformers import AutoModelForCausalLM as Auto
 
 from silva.config.sections import Lora, PretrainedModel
@@ -20,7 +21,7 @@ from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
 from silva.models.adapters import adapted, fold, merged, merged_bytes
 from silva.models.loading import LoadedModel, load_model
-from silva.models.snapshots import base_of, load_weights, save_parameters, weight_folder
+from silva.models.snapshots import base_of, save_parameters, weight_folder
 from silva.trainer.export import export_model
 from silva.types import SamplingParams, Snapshot
 

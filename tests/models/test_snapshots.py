@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import TINY
+from tests.stored_models import load_weights
 
 from silva.config.sections import Lora, TinyModel
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.snapshots import load_weights, save_parameters, weight_folder
+from silva.models.snapshots import save_parameters, weight_folder
 
 FIRST = "model.layers.0.self_attn.q_proj.weight"
 Tensors = dict[str, torch.Tensor]

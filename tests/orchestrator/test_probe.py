@@ -53,7 +53,8 @@ def test_an_engine_with_the_published_weights_differs_by_rounding(made, make_sam
         probe, found = Probe(256, "float32"), []
         await engine.load(await trainer.snapshot())
         for _ in range(3):
-            found.append(await probe.check(trainer, engine))
+            await probe.ask(trainer)
+            found.append(await probe.check(engine))
             await engine.load(await update(trainer, make_samples))
         return found
 
@@ -66,13 +67,15 @@ def test_an_engine_that_kept_its_weights_is_refused_however_small_the_update(mad
         trainer, engine = made
         probe = Probe(256, "float32")
         await engine.load(await trainer.snapshot())
-        await probe.check(trainer, engine)
+        await probe.ask(trainer)
+        await probe.check(engine)
         await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
         await trainer.optim_step(OptimParams(lr=1e-6))
         await trainer.publish()
         engine.batch.version = 1  # it says so, and has loaded nothing
+        await probe.ask(trainer)
         with pytest.raises(EngineError, match="those of the version before, to the last bit"):
-            await probe.check(trainer, engine)
+            await probe.check(engine)
 
     asyncio.run(run())
 
@@ -97,14 +100,16 @@ def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(
 
     async def run() -> None:
         probe = Probe(256, "float32")
-        await probe.check(trainer, engine)
+        await probe.ask(trainer)
+        await probe.check(engine)
         for _ in range(updates):
             await trainer.forward_backward(make_samples([9, 14]), LossSpec("reinforce"))
             await trainer.optim_step(OptimParams(lr=lr))
             snapshot = await trainer.publish()
             arrive()
             await engine.load(Snapshot(snapshot.version))
-            await probe.check(trainer, engine)
+            await probe.ask(trainer)
+            await probe.check(engine)
 
     if half:
         with pytest.raises(EngineError, match=r"Some of its weights are old|It has other weights"):
@@ -115,13 +120,14 @@ def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(
 
 def test_an_engine_with_another_model_or_version_is_refused(made) -> None:
     async def run() -> None:
-        trainer, engine = made
+        (trainer, engine), probe = made, Probe(256, "float32")
+        await probe.ask(trainer)
         with pytest.raises(EngineError, match=r"differ from the trainer's by up to \d"):
-            await Probe(256, "float32").check(trainer, engine)  # of another seed
+            await probe.check(engine)  # of another seed
         await engine.load(await trainer.snapshot())
         engine.batch.version = 5
         with pytest.raises(EngineError, match="it computes with version 5"):
-            await Probe(256, "float32").check(trainer, engine)
+            await probe.check(engine)
 
     asyncio.run(run())
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from tests.stored_models import load_weights
 from tests.trainer.updates import REINFORCE
 
 from silva import scratch
@@ -22,7 +23,7 @@ from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import CapabilityError, CheckpointError
 from silva.models.loading import LoadedModel
-from silva.models.snapshots import load_weights, weight_folder
+from silva.models.snapshots import weight_folder
 from silva.ports import FaultyFiles, Files, use_files
 from silva.protocols import Trainer
 from silva.trainer.learner import Learner

@@ -126,7 +126,8 @@ async def _prepare(run: Run) -> rl.Loop:
     shared = trainer.capabilities.publishes == "shared"
     probe = None if shared else Probe(assembly.renderer.vocabulary, config.model.dtype)
     if probe:
-        await probe.check(trainer, assembly.engine)
+        await probe.ask(trainer)
+        await probe.check(assembly.engine)
     parts = rl.Parts(
         config=config,
         trainer=trainer,

@@ -1,4 +1,4 @@
-"""Weights that a folder brings to a model in use: named with a digest, verified, copied in place.
+"""Weights that a folder brings to a model in use: named with a digest, verified, then copied in place.
 
 A folder holds a whole model, or only the parameters that training changes (with LoRA, the adapters).
 """
@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import xxhash
 from peft import PeftConfig
 from peft.tuners.lora.layer import ParamWrapper
 from safetensors import SafetensorError, safe_open
@@ -32,7 +33,7 @@ from silva.types import WeightFolder
 BASE = "silva_base"
 """Key of the metadata of a file. One key, because several come in any order, and the file has a digest."""
 UNTRAINED = "digest of what is not trained"
-BLOCK = 1 << 22  # bytes
+BLOCK = 1 << 20  # bytes
 MOST_THREADS = 8
 
 
@@ -115,9 +116,8 @@ def base_with(loaded: LoadedModel, frozen: Iterable[tuple[str, torch.Tensor]]) -
 _BASES: WeakKeyDictionary[torch.nn.Module, Mapping[str, str]] = WeakKeyDictionary()
 
 
-@torch.no_grad()
-def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
-    """Copy the folder's weights into the model's own storage, all or none.
+def read_weights(loaded: LoadedModel, folder: WeightFolder) -> dict[str, torch.Tensor]:
+    """The folder's weights by the names of the model's parameters, mapped and verified; the model stays.
 
     Raises:
         ModelError: the folder has changed since its digest was made, or its weights are not this model's:
@@ -140,16 +140,23 @@ def load_weights(loaded: LoadedModel, folder: WeightFolder) -> None:
             f"{path}: {some(sorted(wrong))} missing or of another shape, expected the weights of "
             f"{loaded.name}{' with its adapters' if loaded.lora else ''}"
         )
-    for name in parameters.keys() & tensors:
-        parameters[name].copy_(tensors[name])
-    if tensors.keys() - {*changing}:
+    return {name: tensors[name] for name in parameters.keys() & tensors}
+
+
+@torch.no_grad()
+def take_weights(loaded: LoadedModel, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy what `read_weights` has found into the model's own storage."""
+    parameters = dict(loaded.model.named_parameters())
+    for name, tensor in weights.items():
+        parameters[name].copy_(tensor)
+    if any(not parameters[name].requires_grad for name in weights):
         _BASES.pop(loaded.model, None)
 
 
 def _check_base(loaded: LoadedModel, path: Path) -> None:
     """Adapters on another base, or scaled in another way, would be another policy without any error."""
     written: dict[str, str] = {}
-    for file in _files(path):  # what is damaged is read again by `load_weights`, which says so
+    for file in _files(path):  # what is damaged is read again by `read_weights`, which says so
         with suppress(SafetensorError, OSError), safe_open(file, "pt") as content:
             written |= json.loads((content.metadata() or {}).get(BASE, "{}"))
     if not written:  # a whole model that somebody else has written
@@ -165,22 +172,25 @@ def _check_base(loaded: LoadedModel, path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    """Of the names of the files, and of the digests of their blocks: several threads compute these."""
-    digest, files = hashlib.sha256(), _files(path)
+    """Of the names of the files, and of the digests of their blocks: several threads compute these.
+
+    It finds accidents: whoever may write there can also write the run's checkpoints.
+    """
+    digest, files = xxhash.xxh3_128(), _files(path)
     try:
         with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
             for file in files:
                 with file.open("rb") as content:
                     blocks = range(0, os.fstat(content.fileno()).st_size, BLOCK)
                     found = b"".join(pool.map(partial(_block, content.fileno()), blocks))
-                digest.update(f"{file.name} {hashlib.sha256(found).hexdigest()}\n".encode())
+                digest.update(f"{file.name} {xxhash.xxh3_128_hexdigest(found)}\n".encode())
     except OSError as error:
         raise ModelError(f"{path}: the weights cannot be read: {error}") from error
     return digest.hexdigest()
 
 
 def _block(descriptor: int, begin: int) -> bytes:
-    return hashlib.sha256(os.pread(descriptor, BLOCK, begin)).digest()
+    return xxhash.xxh3_128_digest(os.pread(descriptor, BLOCK, begin))
 
 
 def _files(path: Path) -> list[Path]:

@@ -41,24 +41,32 @@ class Probe:
     def __init__(self, vocabulary: int, dtype: str) -> None:
         self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64).tolist()
         self._most, self._rounding = MOST[dtype], LEAST[dtype]
+        self._asked = -1, np.empty(0)  # the trainer's version and answer
         self._first: np.ndarray | None = None  # the trainer's answer to the first probe
         self._engines: tuple[float, ...] = ()
         self._trainers = np.empty(0)
 
-    async def check(self, trainer: Trainer, engine: Engine) -> dict[str, float]:
-        """Metrics: mean KL(engine || trainer) of a token, estimated as r - 1 - ln r with r = trainer / engine
-        (k3 of Schulman 2020), and the largest difference of a log-probability.
+    async def ask(self, trainer: Trainer) -> None:
+        """Get the trainer's answer for the next `check`. The engine may load the same weights meanwhile."""
+        row = to_score(self._tokens[:1], self._tokens[1:], "probe", "probe")
+        found = (await trainer.score([row], frozenset({"logprobs"}))).logprobs
+        assert found is not None
+        self._asked = trainer.version, np.asarray(found[0], np.float64)[1:]
+
+    async def check(self, engine: Engine) -> dict[str, float]:
+        """Compare the engine's answer with the trainer's last one.
+
+        Returns:
+            Metrics: mean KL(engine || trainer) of a token, estimated as r - 1 - ln r with
+            r = trainer / engine (k3 of Schulman 2020), and the largest difference of a log-probability.
 
         Raises:
             EngineError: the engine does not sample from what was published.
         """
-        row = to_score(self._tokens[:1], self._tokens[1:], "probe", "probe")
-        found = (await trainer.score([row], frozenset({"logprobs"}))).logprobs
-        assert found is not None
-        trainers = np.asarray(found[0], np.float64)[1:]
+        version, trainers = self._asked
         scores = await engine.score(self._tokens, 1)
         gap = trainers - np.asarray(scores.logprobs)
-        self._refuse_stale(trainer.version, scores.version, scores.logprobs, trainers, gap)
+        self._refuse_stale(version, scores.version, scores.logprobs, trainers, gap)
         self._engines, self._trainers = scores.logprobs, trainers
         kl, largest = float(np.mean(np.expm1(gap) - gap)), float(np.abs(gap).max())
         return {"perf/mismatch_kl": kl, "perf/mismatch_max": largest}

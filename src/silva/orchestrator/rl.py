@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from silva.aio import gather
 from silva.algorithms.compose import next_state
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, rollout_rows
@@ -195,9 +196,9 @@ class Loop:
         p.ledger.record("published", version=snapshot.version)
         p.ledger.commit()
         crash_point("publish")
-        await p.engine.load(snapshot)
+        await gather([p.engine.load(snapshot), *([p.probe.ask(p.trainer)] if p.probe else [])])
         restarted = await p.buffer.work.updated(snapshot.version)
-        probed = await p.probe.check(p.trainer, p.engine) if p.probe else {}
+        probed = await p.probe.check(p.engine) if p.probe else {}
         return ({"perf/restarted_work": float(restarted)} if restarted else {}) | probed
 
     def _advance(self, done: Trained, version: int) -> None:

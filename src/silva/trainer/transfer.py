@@ -4,7 +4,7 @@ sent into the engine's memory (broadcast.py).
     publish ──> folder/version_7   written under another name, named with its digest, renamed ──> Engine.load
                 folder/version_6   stays: an engine that is late, or starts again, may still read it
 
-The other end is `Engine.load`, which receives folders with `models.snapshots.load_weights`.
+The other end is `Engine.load`, which receives folders with `models.snapshots.read_weights`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.engines.local import engine as local
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.snapshots import weight_folder
+from silva.models.snapshots import read_weights, save_parameters, weight_folder
 from silva.trainer.export import export_model
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
@@ -145,6 +147,36 @@ def test_a_folder_of_weights_is_sampled_like_shared_ones(make_engine: Make, tmp_
     assert after.versions == (3,) * 8
 
 
+@pytest.mark.slow
+def test_sampling_goes_on_while_a_folder_is_read_and_laid_out(
+    make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = TinyModel(layers=1, width=512, heads=8, kv_heads=8)  # wide enough to pack
+    trained = load_model(wide, seed=1)
+    save_parameters(trained, tmp_path / "w")
+    engine, goes_on = make_engine(load_model(wide, seed=2), prepack_weights=True), threading.Event()
+
+    def slow(*given: Any) -> dict[str, torch.Tensor]:
+        found = read_weights(*given)
+        assert goes_on.wait(30)
+        return found
+
+    monkeypatch.setattr(local, "read_weights", slow)
+
+    async def run() -> Completion:
+        before = await ask(engine, prompt(20), 8)
+        loading = asyncio.ensure_future(engine.load(Snapshot(3, weight_folder(tmp_path / "w"))))
+        meanwhile = await ask(engine, prompt(20), 8)
+        assert meanwhile.logprobs == before.logprobs and meanwhile.versions == (0,) * 8
+        goes_on.set()
+        await loading
+        return await ask(engine, prompt(20), 8)
+
+    after = asyncio.run(run())
+    expected = answer(make_engine(trained, prepack_weights=True), prompt(20), 8)
+    assert (after.logprobs, after.versions) == (expected.logprobs, (3,) * 8)
+
+
 def test_a_folder_that_does_not_fit_changes_nothing(make_engine: Make, tmp_path: Path) -> None:
     wide = load_model(TINY.model_copy(update={"width": 64}), seed=1)
     export_model(wide, tmp_path)
@@ -154,7 +186,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(make_engine: Make, tmp_path:
     folder = weight_folder(tmp_path)
     for wrong, message in (
         (folder, r"model.embed_tokens.weight, .* missing or of another shape"),
-        (replace(folder, digest="0"), r"the weights have the digest [0-9a-f]{64}, expected 0"),
+        (replace(folder, digest="0"), r"the weights have the digest [0-9a-f]{32}, expected 0"),
         (replace(folder, path=str(tmp_path / "no")), "no safetensors file"),
     ):
         with pytest.raises(ModelError, match=message):

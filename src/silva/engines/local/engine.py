@@ -30,16 +30,16 @@ from silva.engines.local.decoder import RoutedDecoder, decoder_of
 from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.machine import describe
-from silva.engines.local.prepacked import PrepackedLinears
-from silva.engines.local.request import EngineRequest, EngineStats, ids
+from silva.engines.local.prepacked import Packings, PrepackedLinears
+from silva.engines.local.request import EngineRequest, EngineStats, explained, ids
 from silva.engines.local.same_bits import RowRules, fill_up, probe
-from silva.errors import ConfigError, EngineError, OutOfMemory, SilvaError
+from silva.errors import ConfigError, EngineError
 from silva.models.loading import LoadedModel, copied
-from silva.models.memory import give_freed_memory_back, is_out_of_memory
+from silva.models.memory import give_freed_memory_back
 from silva.models.routing import Routing
-from silva.models.snapshots import load_weights
+from silva.models.snapshots import read_weights, take_weights
 from silva.protocols import EngineCapabilities, OnTokens, ReadLogits
-from silva.types import Completion, SamplingParams, Snapshot, TokenScores
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores, WeightFolder
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
@@ -115,6 +115,7 @@ class LocalEngine:
             routing=routing,
         )
         self._adapters: dict[str, StepAdapter] = {}  # those used last come last
+        self._loading = asyncio.Lock()  # one after the other, in their order
         self._known = 0  # tokens computed before the weights changed last
         self._loop_task: asyncio.Task[None] | None = None
 
@@ -247,9 +248,10 @@ class LocalEngine:
                 keeps what it had.
         """
 
-        def load() -> None:
-            if snapshot.folder is not None:
-                load_weights(self._loaded, snapshot.folder)
+        def change() -> None:
+            take_weights(self._loaded, weights)
+            for linear, packed in copies:
+                linear.take(packed)
             self.batch.keep_routes()
             self.cache.clear()
             give_freed_memory_back()  # the trainer's: keys and values take memory of their own
@@ -257,7 +259,18 @@ class LocalEngine:
             self._pack = self._packing_repays()
             self._known = self._computed
 
-        await asyncio.get_running_loop().run_in_executor(self._compute, load)
+        weights, copies = dict[str, torch.Tensor](), Packings()
+        async with self._loading:
+            if snapshot.folder is not None:  # in a thread of its own: sampling goes on meanwhile
+                weights, copies = await asyncio.to_thread(self._prepared, snapshot.folder)
+            await asyncio.get_running_loop().run_in_executor(self._compute, change)
+
+    def _prepared(self, folder: WeightFolder) -> tuple[dict[str, torch.Tensor], Packings]:
+        """What a folder brings, and copies of it for `change`."""
+        weights, packed = read_weights(self._loaded, folder), self._packed
+        if packed is None or not (packed.always or self._packing_repays()):
+            return weights, []
+        return weights, packed.laid_out(self._loaded.model, weights)
 
     async def sleep(self) -> None:
         """Give back the memory of keys, values and packed weights; the next request takes it again."""
@@ -346,19 +359,9 @@ class LocalEngine:
         """Every request of the moment fails with the forward pass; later ones find an empty engine."""
         for request in self.batch.abandon():
             if not request.future.done():
-                wrapped = self._explained(error)
+                wrapped = explained(error, self._settings)
                 wrapped.__cause__ = error
                 request.future.set_exception(wrapped)
-
-    def _explained(self, error: Exception) -> SilvaError:
-        if not is_out_of_memory(error):
-            return EngineError(f"sampling failed: {type(error).__name__}: {error}")
-        first = str(error).partition("\n")[0] or type(error).__name__
-        return OutOfMemory(
-            "memory ran out while sampling: lower engine.max_concurrent "
-            f"(now {self._settings.max_concurrent}), engine.cached_sequences "
-            f"(now {self._settings.cached_sequences}) or rollout.limits.max_episode_tokens. ({first})"
-        )
 
     def _step(self) -> list[EngineRequest]:
         """On the compute thread: the batch's, once the weights are laid out for it."""

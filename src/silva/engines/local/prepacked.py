@@ -22,7 +22,7 @@ import dataclasses
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ from torch import nn
 from silva.models.processor import multiplies_bfloat16, processor
 from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed, random_numbers
 
+Changes = Mapping[torch.Tensor, torch.Tensor]
+"""New numbers of parameters that still have their old ones."""
 MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
 _TRIED, _TRIED_ROWS, _ROUNDS = 8, 8, 5  # layers and rows of a speed trial, and how often
@@ -121,14 +123,29 @@ class JoinedLinear:
 
     def pack(self) -> None:
         """Make the copy, or make it again if a weight has changed."""
-        if self.kernel is None or (self.packed is not None and not self._changed()):
-            return
+        if self.kernel is not None and (self.packed is None or self._changed()):
+            self.take(self.laid_out({}))
+
+    def laid_out(self, changes: Changes) -> torch.Tensor:
+        """The copy of the weights after these changes."""
+        assert self.kernel is not None
         linears: Any = self.layers  # only plain ones are packed
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        self.packed, self._shape = self.kernel.pack(weight), weight.new_empty(1).expand(weight.shape)
+        weights = [changes.get(linear.weight, linear.weight).detach() for linear in linears]
+        return self.kernel.pack(weights[0] if len(weights) == 1 else torch.cat(weights))
+
+    def take(self, packed: torch.Tensor) -> None:
+        """Multiply by a copy of the weights as they are now."""
+        linears: Any = self.layers
+        weights = [linear.weight for linear in linears]
+        shape = (sum(map(len, weights)), weights[0].shape[1])
+        self.packed, self._shape = packed, weights[0].detach().new_empty(1).expand(shape)
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._versions = self._counts()
+
+    def changed_by(self, changes: Changes) -> bool:
+        linears: Any = self.layers
+        return any(linear.weight in changes for linear in linears)
 
     def _changed(self) -> bool:
         return self._versions != self._counts()
@@ -136,6 +153,10 @@ class JoinedLinear:
     def _counts(self) -> list[int]:
         linears: Any = self.layers
         return [p._version for linear in linears for p in (linear.weight, linear.bias) if p is not None]
+
+
+Packings = list[tuple[JoinedLinear, torch.Tensor]]
+"""Copies that layers can take."""
 
 
 class PrepackedLinears:
@@ -174,8 +195,20 @@ class PrepackedLinears:
                 module.forward = group.__call__  # type: ignore[method-assign,assignment]
 
     @property
+    def always(self) -> bool:
+        """Whether there is no plain way, as its products would have other bits."""
+        return self.kernel is not None and not self.kernel.exact
+
+    @property
     def nbytes(self) -> int:
         return sum(group.packed.nbytes for group in self._all if group.packed is not None)
+
+    @torch.inference_mode()
+    def laid_out(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Packings:
+        """Copies for `JoinedLinear.take` once the model has these weights; the old ones stay in use."""
+        parameters = dict(model.named_parameters())
+        changes: Changes = {parameters[name]: tensor for name, tensor in weights.items()}
+        return [(group, group.laid_out(changes)) for group in self._all if group.changed_by(changes)]
 
     def refresh(self) -> None:
         """Copy every weight that has changed since its last copy."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from silva.engines.local.kv_cache import CacheRow
-from silva.errors import EngineError
+from silva.errors import EngineError, OutOfMemory, SilvaError
+from silva.models.memory import is_out_of_memory
 from silva.protocols import OnTokens, ReadLogits
 from silva.routes import after
 from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
@@ -18,6 +19,7 @@ from silva.types import Completion, CompletionStop, SamplingParams, TokenScores
 if TYPE_CHECKING:
     from silva.engines.local.adapted import StepAdapter
     from silva.engines.local.drafts import Lookahead
+    from silva.engines.settings import LocalEngineSettings
 
 
 @dataclass(eq=False)
@@ -136,3 +138,15 @@ def source_of(request: EngineRequest) -> CacheRow:
 def is_ready(request: EngineRequest) -> bool:
     """Whether that row has computed all of the request's tokens."""
     return source_of(request).computed >= row_of(request).length
+
+
+def explained(error: Exception, settings: LocalEngineSettings) -> SilvaError:
+    """What requests fail with after `error` of a forward pass."""
+    if not is_out_of_memory(error):
+        return EngineError(f"sampling failed: {type(error).__name__}: {error}")
+    first = str(error).partition("\n")[0] or type(error).__name__
+    return OutOfMemory(
+        "memory ran out while sampling: lower engine.max_concurrent "
+        f"(now {settings.max_concurrent}), engine.cached_sequences "
+        f"(now {settings.cached_sequences}) or rollout.limits.max_episode_tokens. ({first})"
+    )
