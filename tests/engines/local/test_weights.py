@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.engines.local.test_engine import TINY, Make, Stepped, answer, ask, prompt
 from tests.trainer.updates import optim_step
 
@@ -19,7 +20,7 @@ from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.engines.local import engine as local
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
-from silva.models.snapshots import read_weights, save_parameters, weight_folder
+from silva.models.snapshots import read_weights, weight_folder
 from silva.trainer.export import export_model
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
@@ -153,7 +154,9 @@ def test_sampling_goes_on_while_a_folder_is_read_and_laid_out(
 ) -> None:
     wide = TinyModel(layers=1, width=512, heads=8, kv_heads=8)  # wide enough to pack
     trained = load_model(wide, seed=1)
-    save_parameters(trained, tmp_path / "w")
+    rounded = {name: x.detach().bfloat16() for name, x in trained.model.named_parameters()}
+    trained.model.load_state_dict(rounded, strict=False)
+    save_file(rounded, tmp_path / "model.safetensors")  # of another dtype than the model
     engine, goes_on = make_engine(load_model(wide, seed=2), prepack_weights=True), threading.Event()
 
     def slow(*given: Any) -> dict[str, torch.Tensor]:
@@ -165,7 +168,7 @@ def test_sampling_goes_on_while_a_folder_is_read_and_laid_out(
 
     async def run() -> Completion:
         before = await ask(engine, prompt(20), 8)
-        loading = asyncio.ensure_future(engine.load(Snapshot(3, weight_folder(tmp_path / "w"))))
+        loading = asyncio.ensure_future(engine.load(Snapshot(3, weight_folder(tmp_path))))
         meanwhile = await ask(engine, prompt(20), 8)
         assert meanwhile.logprobs == before.logprobs and meanwhile.versions == (0,) * 8
         goes_on.set()

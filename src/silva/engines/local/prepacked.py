@@ -130,7 +130,7 @@ class JoinedLinear:
         """The copy of the weights after these changes."""
         assert self.kernel is not None
         linears: Any = self.layers  # only plain ones are packed
-        weights = [changes.get(linear.weight, linear.weight).detach() for linear in linears]
+        weights = [changes.get(linear.weight, linear.weight).detach().to(self.dtype) for linear in linears]
         return self.kernel.pack(weights[0] if len(weights) == 1 else torch.cat(weights))
 
     def take(self, packed: torch.Tensor) -> None:
