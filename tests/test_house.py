@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 84_760),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 82_491),
+    "lines of src/silva": (lambda: lines(SOURCE), 84_830),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 82_549),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
