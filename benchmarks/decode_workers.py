@@ -28,15 +28,14 @@ from peers.pipe import Pipe
 
 from silva.compute import ComputeThread
 from silva.config.sections import PretrainedModel
-from silva.engines.local import decoder, prepacked, ragged_step
-from silva.engines.local import engine as local
+from silva.engines.local import ragged_step
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.history import History, Trail
-from silva.engines.local.same_bits import RowRules
 from silva.engines.settings import LocalEngineSettings
-from silva.models import loading
+from silva.models import blocked_attention, decoder, loading, prepacked, steady
 from silva.models.loading import PACKAGED, load_model, resolve
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
+from silva.models.same_bits import RowRules
 from silva.ports import derive
 from silva.types import Completion, SamplingParams
 
@@ -202,7 +201,7 @@ class UnfilledWorker(SilvaWorker):
     drafts = "off"  # they need the same bits
 
     def __init__(self) -> None:
-        local.probe = lambda *_, **__: RowRules(hold=False)
+        steady.probe = lambda *_, **__: RowRules(hold=False)
         super().__init__()
 
 
@@ -210,8 +209,8 @@ class LooseWorker(UnfilledWorker):
     """Without anything that makes a row's bits independent of the batch."""
 
     def __init__(self) -> None:
-        ragged_step.BLOCK = decoder.SERIAL = 1 << 30
-        loading.steady_activations = lambda model: None
+        ragged_step.BLOCK = blocked_attention.BLOCK = decoder.SERIAL = 1 << 30
+        loading.steady_activations = lambda model, always=False: None  # type: ignore[misc,assignment]
         super().__init__()
 
 

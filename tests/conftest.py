@@ -19,8 +19,8 @@ import torch
 
 from silva import process
 from silva.config.sections import PretrainedModel, TinyModel
-from silva.engines.local.machine import promises
 from silva.models.loading import PACKAGE, LoadedModel, load_model
+from silva.models.machine import promises
 from silva.models.processor import processor
 
 assert silva.__version__

@@ -19,8 +19,8 @@ from silva import process
 from silva.assembly import Assembly
 from silva.commands.train import train
 from silva.config.load import load
-from silva.engines.local import engine as local
-from silva.engines.local.same_bits import RowRules
+from silva.models import steady
+from silva.models.same_bits import RowRules
 from silva.registries import REGISTRIES
 from silva.run import loaded
 from silva.storage.metrics import read_metrics
@@ -51,7 +51,7 @@ def test_it_is_said_which_tasks_are_read() -> None:
 
 
 def test_a_machine_without_equal_bits_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(hold=False))
+    monkeypatch.setattr(steady, "probe", lambda *_, **__: RowRules(hold=False))
     with loaded(load(["@", str(CONFIG)], REGISTRIES).config) as assembly:
         (note,) = [note for note in assembly.notes if "bit for bit" in note]
         assert "the last bits of a matrix product depend on how many rows it has" in note

@@ -203,8 +203,8 @@ def test_doctor(silva):
 
 def test_doctor_says_where_bits_do_not_repeat(monkeypatch):
     from silva.commands import doctor
-    from silva.engines.local import machine
-    from silva.engines.local.same_bits import RowRules
+    from silva.models import machine
+    from silva.models.same_bits import RowRules
 
     monkeypatch.setattr(machine, "probe", lambda *_, dtype, **__: RowRules(hold=dtype.itemsize < 8))
     (note,) = [note for note in doctor.examine()["notes"] if "bit for bit" in note]

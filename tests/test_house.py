@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 84_830),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 82_549),
-    "lines of the longest file of src/silva": (longest, 404),
+    "lines of src/silva": (lambda: lines(SOURCE), 85_260),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 82_736),
+    "lines of the longest file of src/silva": (longest, 405),
     "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1321),
+    "keys of the configuration outside environments": (keys, 1322),
 }
 
 

@@ -91,7 +91,8 @@ def test_what_does_not_train_has_no_gradient(model: Tied) -> None:
 def test_afterwards_layers_are_as_they_were(model: Tied) -> None:
     special = model.middle.forward = lambda x: x  # type: ignore[method-assign, assignment]
     with pytest.raises(KeyError), summed_in_place(model):
-        assert model.middle.forward is not special
+        assert model.middle.forward is special
+        assert "forward" in model.head.__dict__
         raise KeyError
     assert model.middle.forward is special
     assert "forward" not in vars(model.head) and "forward" not in vars(model.embedding)

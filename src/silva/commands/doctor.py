@@ -91,7 +91,7 @@ def _torch() -> tuple[dict[str, Any], dict[str, str]]:
     """What torch has here, and whether a run in each dtype repeats bit for bit on this CPU."""
     import torch
 
-    from silva.engines.local.machine import blas, promises
+    from silva.models.machine import blas, promises
     from silva.models.processor import processor
 
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None

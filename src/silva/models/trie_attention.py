@@ -23,6 +23,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from silva.models.blocked_attention import causal_attention, computed_in, plain_attention
+from silva.models.same_bits import RowRules
 from silva.models.trie import Trie
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # [1, kv_heads, tokens, d] each
@@ -112,6 +114,7 @@ class TrieAttention:
 
     Args:
         outside: keys and values of each piece in `chunk.outside`, one pair a layer.
+        rules: attend with the bits of sampling; None: as torch does.
 
     `found` holds after the pass those of the pieces in `chunk.kept`.
     """
@@ -123,12 +126,13 @@ class TrieAttention:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        rules: RowRules | None = None,
     ) -> None:
-        self.chunk, self.outside = chunk, outside
+        self.chunk, self.outside, self._rules = chunk, outside, rules
         self.found: dict[int, dict[int, KeyValue]] = {n: {} for n in chunk.kept}
         outer, length = sum(len(chunk.pieces[n]) for n in chunk.outside), chunk.stop - chunk.start
         one = length * (outer + length) <= ONE_PRODUCT.get(device.type, 0) and chunk.last > chunk.first + 1
-        dtype = _computed_in(dtype, device)
+        dtype = computed_in(dtype, device)
         self._runs = [_one_run(chunk, dtype, device)] if one else _runs(chunk, dtype, device)
 
     def attend(
@@ -147,15 +151,12 @@ class TrieAttention:
                 shared_k, shared_v = (torch.cat([p[i] for p in pairs], 2) for i in (0, 1))
                 k = torch.cat([shared_k.expand(len(q), -1, -1, -1), k], 2)
                 v = torch.cat([shared_v.expand(len(q), -1, -1, -1), v], 2)
-            q, k, v = (x.to(_computed_in(x.dtype, x.device)) for x in (q, k, v))
-            groups = q.shape[1] // k.shape[1]
-            if run.bias is not None and q.device.type == "cuda":  # its kernels know masks or groups, not both
-                k, v, groups = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), 1
-            o = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=run.bias, is_causal=run.bias is None, scale=scaling, enable_gqa=groups > 1
-            )
-            o = o.to(query.dtype).transpose(1, 2)  # [rows, length, heads, d]
-            outs.append(o.flatten(0, 1) if run.real is None else o.flatten(0, 1)[run.real])
+            if self._rules is None:
+                o = plain_attention(q, k, v, run.bias, scaling)
+            else:
+                o = causal_attention(q, k, v, run.bias, scaling, self._rules)
+            o = o.transpose(1, 2).flatten(0, 1)  # [rows * length, heads, d]
+            outs.append(o if run.real is None else o[run.real])
         return torch.cat(outs)[None]
 
     def _above(self, number: int, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeyValue:
@@ -337,11 +338,6 @@ def _runs(chunk: Chunk, dtype: torch.dtype, device: torch.device) -> list[_Run]:
         bias = biases.get((length, past))
         made.append(_Run(start, stop, len(siblings), length, above, bias, index, real))
     return made
-
-
-def _computed_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """On CPU float32 or wider: torch's attention in narrow types takes up to twice as long there."""
-    return torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
 
 
 def _bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

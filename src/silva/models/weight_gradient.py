@@ -1,4 +1,4 @@
-"""The gradient of a linear layer's weight, added to what is there without a tensor of its own."""
+"""The gradients of a linear layer's weight and bias, added to what is there without tensors of their own."""
 
 from __future__ import annotations
 
@@ -31,3 +31,9 @@ def add_product(weight: nn.Parameter, outputs: torch.Tensor, inputs: torch.Tenso
         weight.grad = rows.T @ inputs
     else:
         weight.grad.addmm_(rows.T, inputs)
+
+
+def add_sum(bias: nn.Parameter, outputs: torch.Tensor) -> None:
+    """Add the sum over N to `bias.grad`; the gradient of outputs [N, out]."""
+    total = outputs.to(bias.grad_dtype).sum(0)
+    bias.grad = total if bias.grad is None else bias.grad.add_(total)

@@ -36,11 +36,12 @@ class Probe:
     Args:
         vocabulary: of the model; the text is random tokens.
         dtype: of the weights.
+        exact: both have the same bits, or the engine is refused.
     """
 
-    def __init__(self, vocabulary: int, dtype: str) -> None:
+    def __init__(self, vocabulary: int, dtype: str, *, exact: bool = False) -> None:
         self._tokens = (uniform(0, np.arange(LENGTH)) * vocabulary).astype(np.int64).tolist()
-        self._most, self._rounding = MOST[dtype], LEAST[dtype]
+        self._exact, self._most, self._rounding = exact, MOST[dtype], LEAST[dtype]
         self._asked = -1, np.empty(0)  # the trainer's version and answer
         self._first: np.ndarray | None = None  # the trainer's answer to the first probe
         self._engines: tuple[float, ...] = ()
@@ -82,7 +83,14 @@ class Probe:
                 f"{where}: log-probabilities of a fixed text are those of the version before, to the last "
                 "bit, and the trainer's have changed. The engine still has old weights"
             )
-        if not (worst := float(np.abs(gap).max())) <= self._most:
+        worst = float(np.abs(gap).max())
+        if self._exact and worst:
+            raise EngineError(
+                f"{where}: trainer.exact = true, and its log-probabilities of a fixed text differ from the "
+                f"trainer's by up to {worst:.3g}. Expected Silva's engine with the processor, torch, number "
+                "of threads and engine.prepack_weights of the trainer, or trainer.exact = false"
+            )
+        if not worst <= self._most:
             raise EngineError(
                 f"{where}: its log-probabilities of a fixed text differ from the trainer's by up to "
                 f"{worst:.3g}, expected at most {self._most:g}. It has other weights, or another model"

@@ -19,6 +19,7 @@ from torch import nn
 from silva.algorithms.values import value_loss
 from silva.config.sections import CriticSettings as CriticSettings
 from silva.models.loading import LoadedModel, copied
+from silva.trainer.exact import called
 from silva.trainer.gradients import summed_in_place
 from silva.trainer.head import wide
 from silva.trainer.loss_inputs import StreamTokens
@@ -129,7 +130,7 @@ class Critic:
     def _learning(self) -> Iterator[None]:
         # The trainer has set the mode of the policy.
         mode = training_mode(self._trunk.model) if self._own else contextlib.nullcontext()
-        with mode, summed_in_place(self._trunk.model):
+        with mode, summed_in_place(called(self._trunk)):
             yield
 
     def backward(

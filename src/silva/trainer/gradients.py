@@ -28,21 +28,17 @@ def summed_in_place(model: nn.Module) -> Iterator[None]:
     """Linear layers and embeddings of `model` add to `weight.grad` themselves; on CPU.
 
     The forward pass and its `backward` both belong within. `torch.autograd.grad` finds no gradient of these
-    weights. Layers of other types, subclasses among them, keep to autograd.
+    weights. Layers of other types, subclasses among them, and those with a `forward` of their own keep to it.
     """
     ways: dict[type[nn.Module], Way] = {nn.Linear: _linear, nn.Embedding: _embedding}
-    modules = [m for m in model.modules() if type(m) in ways and _plain(m)]
-    before = [module.__dict__.get("forward") for module in modules]
+    modules = [m for m in model.modules() if type(m) in ways and "forward" not in m.__dict__ and _plain(m)]
     try:
         for module in modules:
             module.forward = partial(ways[type(module)], module)  # type: ignore[method-assign]
         yield
     finally:
-        for module, forward in zip(modules, before, strict=True):
-            if forward is None:
-                module.__dict__.pop("forward", None)
-            else:
-                module.forward = forward  # type: ignore[method-assign]
+        for module in modules:
+            module.__dict__.pop("forward", None)
 
 
 def read(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from silva.models.head import logits_of
 from silva.models.loading import LoadedModel
+from silva.trainer.exact import ExactLogprobs, exact_logits
 
 LOGIT_BYTES = 256 * 2**20  # logits kept whole up to here: 1,365 rows of a vocabulary of 49,152
 CHUNK_ROWS = {"cpu": 128, "cuda": 1024}
@@ -35,7 +36,7 @@ class Head:
     def __init__(
         self, loaded: LoadedModel, *, entropy_grad: bool = False, chunk_bytes: int = LOGIT_BYTES
     ) -> None:
-        self.model = loaded.model
+        self.model, self._exact = loaded.model, loaded.exact
         self.entropy_grad = entropy_grad
         vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
         self.rows_kept = chunk_bytes // (vocabulary * wide(loaded.dtype).itemsize)
@@ -61,9 +62,13 @@ class Head:
     def _whole(
         self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_NV = logits_of(self.model, hidden)
+        exact = self._exact
+        logits_NV = logits_of(self.model, hidden) if exact is None else exact_logits(exact, hidden)
         if not bool((temperatures == 1).all()):
             logits_NV = logits_NV / temperatures[:, None]
+        if exact is not None:
+            found, entropies = ExactLogprobs.apply(logits_NV, targets[..., None].flatten(1))  # type: ignore[no-untyped-call]
+            return found.view(targets.shape), entropies if self.entropy_grad else entropies.detach()
         logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
         logprobs = logprobs_NV.gather(-1, targets[..., None].flatten(1)).view(targets.shape)
         if self.entropy_grad and torch.is_grad_enabled():

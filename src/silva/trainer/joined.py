@@ -90,7 +90,8 @@ class JoinedLearners:
         Returns:
             Its `forward_backward`, together with those of others that wait meanwhile.
         """
-        if not (self._decoder is None or learner.critic or self._settings.replay_routing):
+        settings = self._settings
+        if not (self._decoder is None or learner.critic or settings.replay_routing or settings.exact):
             mine = adapters_in(learner.loaded.model)
             if "unembed" not in map(self._runs.kind, mine):  # the head is each learner's own
                 self._runs.adopt(run, mine)

@@ -26,6 +26,7 @@ from silva.models.routing import Routing
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.ports import crash_point, derive
 from silva.trainer.critic import Critic
+from silva.trainer.exact import called
 from silva.trainer.explained_errors import explained_memory, refuse_too_large, size_of
 from silva.trainer.export import export_model, save_adapters, save_trained
 from silva.trainer.gradients import summed_in_place
@@ -249,7 +250,7 @@ class Learner:
     def _backward(self, batch: Pack, part: list[int], update: Update, passes: int = 1) -> None:
         """Forward and backward of one micro-batch; adds to gradients and to sums over its tokens."""
         budget, asked = self.settings.micro_batch_tokens, update.entropy_grad
-        with summed_in_place(self.loaded.model), batch.replayed():
+        with summed_in_place(called(self.loaded)), batch.replayed():
             found = token_logprobs(self.loaded, batch, budget=budget, passes=passes, entropy_grad=asked)
             # Also where it is not finite: the gradients say which parameter it reaches.
             update.loss(found, part).backward()

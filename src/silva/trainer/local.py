@@ -39,7 +39,9 @@ class LocalTrainer:
         self.learner, self._transfer, self._compute = learner, transfer or SharedWeights(), compute
         self._last: Snapshot | None = None
         self.gradients: Gradients | None = None
-        self.capabilities = TrainerCapabilities(needs=learner.needs, publishes=self._transfer.kind)
+        self.capabilities = TrainerCapabilities(
+            needs=learner.needs, publishes=self._transfer.kind, exact=learner.loaded.exact is not None
+        )
 
     @property
     def version(self) -> int:

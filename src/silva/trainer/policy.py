@@ -28,6 +28,7 @@ from silva.models.trie_attention import (
     chunks,
     shares,
 )
+from silva.trainer.exact import last_states
 from silva.trainer.gradients import read
 from silva.trainer.head import LOGIT_BYTES, Head, wide
 from silva.trainer.routed import routed_trie
@@ -225,9 +226,7 @@ def _at_once(loaded: LoadedModel, batch: Pack, head: WalkHead) -> tuple[torch.Te
 def _hidden(loaded: LoadedModel, batch: Pack) -> torch.Tensor:
     """[U, H]: the last hidden state of every token of the trie."""
     attention = attention_over(loaded, batch.trie)
-    return loaded.model.get_decoder()(
-        input_ids=batch.tokens, position_ids=batch.positions, use_cache=False, packed=attention
-    ).last_hidden_state[0]
+    return last_states(loaded, batch.tokens, batch.positions, attention)
 
 
 def attention_over(loaded: LoadedModel, trie: Trie) -> TrieAttention | FlexTrieAttention:
@@ -235,4 +234,5 @@ def attention_over(loaded: LoadedModel, trie: Trie) -> TrieAttention | FlexTrieA
     if loaded.flex and len(trie) >= FLEX_MIN_TOKENS:
         return FlexTrieAttention(trie, loaded.device)
     (whole,) = chunks(trie)
-    return TrieAttention(whole, {}, dtype=loaded.dtype, device=loaded.device)
+    rules = loaded.exact.rules if loaded.exact is not None else None
+    return TrieAttention(whole, {}, dtype=loaded.dtype, device=loaded.device, rules=rules)

@@ -101,6 +101,9 @@ class LocalTrainerSettings(TrainerSettings):
     replay_routing: bool = False
     """Of a mixture of experts: tokens go to the experts that they went to when they were sampled (R3,
     docs/moe.md). The engine records them."""
+    exact: bool = False
+    """The trainer computes a sampled token's log-probability to the last bit as the sampler did: on CPU, with
+    Silva's own engine (docs/engines.md)."""
     max_nonfinite: Positive = 3
     """Stop after this many updates in a row, of policy or critic, whose loss or gradient is not finite."""
 
@@ -127,12 +130,16 @@ class LocalTrainerSettings(TrainerSettings):
         if self.parallel.offload and size == 1:
             got = "got a trainer of one process, expected trainer.ranks above 1"
             raise CapabilityError(f"trainer.parallel.offload = true: {got}")
+        from silva.trainer.exact import exact_model
         from silva.trainer.learner import Learner
         from silva.trainer.local import LocalTrainer
         from silva.trainer.reference import load_reference
 
+        model = context.model
+        if self.exact:
+            model = exact_model(model, self, prepack=getattr(context.config.engine, "prepack_weights", True))
         learner = Learner(
-            context.model,
+            model,
             self,
             seed=context.config.seed,
             reference=load_reference(context, algorithm) if algorithm else False,

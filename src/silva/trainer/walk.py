@@ -33,6 +33,7 @@ from silva.models.trie_attention import (
     TrieAttention,
 )
 from silva.models.ulysses import UlyssesAttention
+from silva.trainer.exact import last_states
 from silva.trainer.gradients import read
 from silva.trainer.randomness import States, set_states, states_of
 
@@ -171,7 +172,8 @@ class Walk:
         loaded, shares = self.loaded, self.shares[number]
         about: Any = {"dtype": loaded.dtype, "device": loaded.device}
         if len(shares) == 1:
-            return TrieAttention(shares[0], outside, **about)
+            rules = loaded.exact.rules if loaded.exact is not None else None
+            return TrieAttention(shares[0], outside, **about, rules=rules)
         division = loaded.division
         if division.ulysses:
             trie = self.batch.trie
@@ -188,12 +190,7 @@ class Walk:
         if batch.replay is not None:
             batch.replay.tokens = own
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.head.frozen):
-            states = self.loaded.model.get_decoder()(
-                input_ids=batch.tokens[:, own],
-                position_ids=batch.positions[:, own],
-                use_cache=False,
-                packed=attention,
-            ).last_hidden_state[0]
+            states = last_states(self.loaded, batch.tokens[:, own], batch.positions[:, own], attention)
         hidden = read(states, batch.predictors[places] - chunk.start)
         results = self.head(hidden, batch.targets[places], batch.temperatures[places])
         found = {n: [pair for _, pair in sorted(layers.items())] for n, layers in attention.found.items()}

@@ -25,12 +25,12 @@ from tests.engines.local.adapters import (
 )
 from transformers import LlamaConfig, Qwen3Config
 
-from silva.engines.local.decoder import AnyDecoder
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.following import follow
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.request import EngineRequest
 from silva.errors import EngineError
+from silva.models.decoder import AnyDecoder
 from silva.models.loading import LoadedModel
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 

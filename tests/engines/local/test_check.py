@@ -9,9 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV2Config
 
 from silva.config.sections import PretrainedModel, TinyModel
-from silva.engines.local import decoder
 from silva.engines.local.check import check_steps
 from silva.errors import ModelError
+from silva.models import decoder
 from silva.models.loading import load_model
 from silva.models.tiny import tiny_tokenizer
 

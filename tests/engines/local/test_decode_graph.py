@@ -16,8 +16,8 @@ from silva.engines.local import decode_graph
 from silva.engines.local.decode_graph import DecodeGraphs, DecodeStep, Replay
 from silva.engines.local.engine import LocalEngine
 from silva.engines.local.kv_cache import KvCache
-from silva.engines.local.same_bits import BLOCK, RowRules
 from silva.models.loading import LoadedModel, load_model
+from silva.models.same_bits import BLOCK, RowRules
 from silva.types import Completion, SamplingParams
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

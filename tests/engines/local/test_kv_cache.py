@@ -10,7 +10,7 @@ import torch
 
 from silva.engines.local import kv_cache
 from silva.engines.local.kv_cache import CacheRow, KvCache
-from silva.engines.local.same_bits import BLOCK, LANES
+from silva.models.same_bits import BLOCK, LANES
 
 
 def make_cache(rows: int = 4, *, heads: int = 4, kv_heads: int = 2, width: int = 32) -> KvCache:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from tests.engines.local.test_kv_cache import make_cache, take
 from torch import nn
 
-from silva.engines.local import same_bits
-from silva.engines.local.ragged_step import KvBlock, RaggedStep, Span, blocked_attention
-from silva.engines.local.same_bits import BLOCK, LANES, RowRules
-from silva.models import row_rules
+from silva.engines.local.ragged_step import RaggedStep, Span
+from silva.models import row_rules, same_bits
+from silva.models.blocked_attention import KvBlock, blocked_attention
+from silva.models.same_bits import BLOCK, LANES, RowRules
 
 
 @pytest.mark.slow

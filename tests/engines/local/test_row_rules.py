@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from silva.config.sections import Lora, TinyModel
-from silva.engines.local import engine as local
 from silva.engines.local.engine import LocalEngine
-from silva.engines.local.same_bits import RowRule, RowRules
+from silva.models import steady
 from silva.models.loading import LoadedModel, load_model
+from silva.models.same_bits import RowRule, RowRules
 from silva.types import Completion, SamplingParams
 
 FORCED = [
@@ -49,7 +49,7 @@ def test_sampling_under_any_rules(
 ) -> None:
     """The numbers stay, and every product has the rows it needs."""
     expected = sample(make_engine(tiny_model))
-    monkeypatch.setattr(local, "probe", lambda *_, **__: rules)
+    monkeypatch.setattr(steady, "probe", lambda *_, **__: rules)
     engine = make_engine(tiny_model)
     assert engine.rules == rules
     rows: list[int] = []
@@ -85,7 +85,7 @@ def test_small_layers_with_a_rule_of_their_own_get_their_rows(
         return forward(self, x)
 
     monkeypatch.setattr(nn.Linear, "forward", counted)
-    monkeypatch.setattr(local, "probe", lambda *_, **__: RowRules(alone={(32, 4): RowRule(16)}))
+    monkeypatch.setattr(steady, "probe", lambda *_, **__: RowRules(alone={(32, 4): RowRule(16)}))
     engine = make_engine(loaded)
     rows.clear()  # those of its check
     sample(engine)

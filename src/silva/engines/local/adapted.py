@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from silva.engines.local.prepacked import JoinedLinear
 from silva.errors import EngineError
+from silva.models.prepacked import JoinedLinear
 from silva.models.row_rules import ANY, RowRule, of_products, shape_of
 
 

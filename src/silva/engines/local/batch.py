@@ -21,7 +21,6 @@ import torch
 
 from silva.engines.local.adapted import AdaptedLinears, StepAdapter, adapter_spans
 from silva.engines.local.decode_graph import DecodeGraphs
-from silva.engines.local.decoder import Decoder
 from silva.engines.local.drafts import Drafts, StepWork
 from silva.engines.local.following import follow, hand_on, look_ahead
 from silva.engines.local.kv_cache import NOBODY, KvCache
@@ -29,7 +28,8 @@ from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.engines.local.request import EngineRequest, EngineStats, ids, is_ready, row_of, source_of
 from silva.engines.local.sampling import Drawn, draw
 from silva.errors import EngineError
-from silva.models.head import logits_of
+from silva.models.decoder import Decoder
+from silva.models.head import log_normaliser, logits_of
 from silva.models.loading import LoadedModel
 from silva.models.routing import Routing
 from silva.ports import uniform
@@ -336,7 +336,7 @@ class RunningBatch:
             logits = self._logits([row.index] * len(part), part, adapters)
             if request.read is not None:
                 request.read(logits, request.score_from + cut)
-            logprobs = logits.log_softmax(-1)
+            logprobs = logits - log_normaliser(logits)[0][:, None]
             chosen = targets[cut : cut + SCORED].to(logprobs.device)
             best = logprobs.max(-1)
             first = logprobs.topk(min(request.top, logprobs.shape[1]))

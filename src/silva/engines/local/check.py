@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from silva.engines.local.decoder import decoder_of
 from silva.engines.local.kv_cache import KvCache
 from silva.engines.local.ragged_step import RaggedStep, Span
 from silva.models.checks import apart, own_states, refuse, sequences
+from silva.models.decoder import decoder_of
 from silva.models.loading import LoadedModel
 
 

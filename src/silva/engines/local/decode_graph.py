@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from silva.engines.local.decoder import Decoder
 from silva.engines.local.kv_cache import CacheRow, KvCache
-from silva.engines.local.same_bits import BLOCK
+from silva.models.decoder import Decoder
+from silva.models.same_bits import BLOCK
 
 Replay = Callable[[], object]
 MIN_ROWS = 8  # requests: for fewer a step takes no less time

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -26,18 +26,19 @@ from silva.engines.local.adapted import AdaptedLinears, StepAdapter
 from silva.engines.local.batch import RunningBatch
 from silva.engines.local.check import check_steps
 from silva.engines.local.decode_graph import DecodeGraphs
-from silva.engines.local.decoder import RoutedDecoder, decoder_of
 from silva.engines.local.drafts import Drafts
 from silva.engines.local.kv_cache import KvCache
-from silva.engines.local.machine import describe
-from silva.engines.local.prepacked import Packings, PrepackedLinears
 from silva.engines.local.request import EngineRequest, EngineStats, explained, ids
-from silva.engines.local.same_bits import RowRules, fill_up, probe
+from silva.engines.local.routed import RoutedDecoder
 from silva.errors import ConfigError, EngineError
-from silva.models.loading import LoadedModel, copied
+from silva.models.loading import LoadedModel
+from silva.models.machine import describe
 from silva.models.memory import give_freed_memory_back
+from silva.models.prepacked import Packings
 from silva.models.routing import Routing
+from silva.models.same_bits import RowRules
 from silva.models.snapshots import read_weights, take_weights
+from silva.models.steady import SteadyModel, threads_of
 from silva.protocols import EngineCapabilities, OnTokens, ReadLogits
 from silva.types import Completion, SamplingParams, Snapshot, TokenScores, WeightFolder
 
@@ -71,8 +72,9 @@ class LocalEngine:
                 f"engine.context: got {settings.context}, expected at most the {loaded.context} of model "
                 f"{loaded.name}"
             )
-        loaded = copied(loaded, [*loaded.model.parameters(), *loaded.model.buffers()])
         check_steps(loaded)
+        steady = SteadyModel.of(loaded, prepack=settings.prepack_weights)
+        loaded = steady.loaded
         self.stats = EngineStats()
         self._loaded, self._settings, self._compute = loaded, settings, compute
         context = settings.context or loaded.context
@@ -86,18 +88,10 @@ class LocalEngine:
             device=loaded.device,
             routed=None if routing is None else (len(routing.layers) * routing.k, routing.stored),
         )
-        if loaded.device.type == "cpu":
-            self.cache.rules = probe(loaded.model, head_dim=self.cache.head_dim, dtype=loaded.dtype)
-            fill_up(loaded.model, self.cache.rules.alone)
-        decoder = decoder_of(loaded.model)
-        if routing is not None:
-            decoder = RoutedDecoder(decoder, routing)
-        self._packed: PrepackedLinears | None = None
-        if settings.prepack_weights:
-            with self._threads():
-                self._packed = PrepackedLinears(loaded.model, decoder.linears, self.rules.linear)
-            if self._packed.kernel is not None and not self._packed.kernel.exact:
-                self.cache.rules = dataclasses.replace(self.rules, packed=self._packed.kernel.name)
+        if steady.rules is not None:
+            self.cache.rules = steady.rules
+        decoder = steady.decoder if routing is None else RoutedDecoder(steady.decoder, routing)
+        self._packed = steady.packed
         self.machine = describe(loaded.device, self.rules)
         self._pack = self._packed is not None  # before the next step
         graphs = loaded.flex and decoder.recordable
@@ -209,7 +203,7 @@ class LocalEngine:
         """
 
         def load() -> StepAdapter:
-            with self._threads():
+            with threads_of(self.rules):
                 return self.batch.adapted.laid_out(name, version, parameters, scale)
 
         made = await asyncio.get_running_loop().run_in_executor(self._compute, load)
@@ -366,7 +360,7 @@ class LocalEngine:
     def _step(self) -> list[EngineRequest]:
         """On the compute thread: the batch's, once the weights are laid out for it."""
         try:
-            with self._threads():
+            with threads_of(self.rules):
                 if self._pack:
                     self._lay_out()
                 return self.batch.step()
@@ -381,15 +375,3 @@ class LocalEngine:
             self._packed.refresh()
         self._pack = False
         self.stats.seconds += time.perf_counter() - began
-
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Those that the rules allow."""
-        before = torch.get_num_threads()
-        if self.rules.one_thread:
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            if self.rules.one_thread:
-                torch.set_num_threads(before)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from silva.engines.local.same_bits import BLOCK, LANES, RowRules
 from silva.models.attention import head_dim
 from silva.models.memory import is_lazy, lazy_zeros
+from silva.models.same_bits import BLOCK, LANES, RowRules
 
 ADDRESSES = 2**28
 """Bytes that a store may take at once where only those written to take memory: moving to a larger place costs

@@ -1,7 +1,7 @@
 """Attention over the cache for one step of the engine, with the same bits for a token whatever else is in it.
 
-The new tokens of many sequences go through the model as one packed row. Sums over positions are cut at
-absolute multiples of BLOCK, and tokens, queries and matrices are filled up as `RowRules` say.
+The new tokens of many sequences go through the model as one packed row, and attend as
+models/blocked_attention.py says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from silva.engines.local.kv_cache import KvCache
-from silva.engines.local.same_bits import BLOCK, RowRules
+from silva.models.blocked_attention import KvBlock, blocked_attention
+from silva.models.same_bits import BLOCK
 
 # Spans of up to this many tokens are attended together, filled up to the longest of them.
 SHORT = 64
@@ -111,79 +112,6 @@ class RaggedStep:
                 return o
             out[run.places] = o[run.real]
         return out
-
-
-class KvBlock(NamedTuple):
-    """Keys and values of BLOCK positions (the last of a row: a multiple of `RowRules.lanes`)."""
-
-    readers: slice | torch.Tensor  # the rows of the batch that see it
-    start: int  # its first position
-    key: torch.Tensor  # [readers, kv, L, d], or [kv, L, d] that all readers share: then it is read once
-    value: torch.Tensor
-
-
-def blocked_attention(
-    query: torch.Tensor, blocks: Sequence[KvBlock], bias: torch.Tensor, rules: RowRules
-) -> torch.Tensor:
-    """Softmax attention whose every query row has the same bits for any batch, padding or chunking.
-
-    Args:
-        query: [B, kv, Q, d], scaled already.
-        blocks: of each row those that it sees anything of, ascending by position.
-        bias: [B or 1, 1, Q or 1, T] of 0 and -inf.
-        rules: how queries and matrices are filled up for that.
-
-    Returns:
-        [B, kv, Q, d], on CPU computed in float32 or wider: narrow products are slow there.
-    """
-    count, dtype = query.shape[2], query.dtype
-    if query.device.type == "cpu":
-        wide = torch.promote_types(dtype, torch.float32)
-        query, bias = query.to(wide), bias.to(wide)
-        blocks = [each._replace(key=each.key.to(wide), value=each.value.to(wide)) for each in blocks]
-    missing = rules.attention.padded(count) - count
-    if missing:
-        query = F.pad(query, (0, 0, 0, missing))
-        if bias.shape[2] > 1:
-            bias = F.pad(bias, (0, 0, 0, missing))
-    found = [_product(query[readers], key.transpose(-1, -2), rules.matrices) for readers, _, key, _ in blocks]
-    if all(len(part) == len(query) for part in found):
-        scores = (found[0] if len(found) == 1 else torch.cat(found, -1)).add_(bias)
-    else:
-        scores = bias.expand(*query.shape[:3], -1).clone(memory_format=torch.contiguous_format)
-        for (readers, start, key, _), part in zip(blocks, found, strict=True):
-            _add_(scores[..., start : start + key.shape[-2]], readers, part)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    out = torch.zeros_like(query)
-    for readers, start, _, value in blocks:
-        seen = weights[readers, :, :, start : start + value.shape[-2]]
-        _add_(out, readers, _product(seen, value, rules.matrices))
-    return out[:, :, :count].to(dtype)
-
-
-def _add_(rows: torch.Tensor, readers: slice | torch.Tensor, part: torch.Tensor) -> None:
-    if isinstance(readers, slice):
-        rows[readers] += part
-    else:
-        rows.index_add_(0, readers, part)
-
-
-def _product(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
-    """[B, kv, Q, n] @ [B, kv, n, m], or @ [kv, n, m] of all the batch: [B, kv, Q, m]."""
-    rows, kv, count, n = x.shape
-    if y.ndim == 4:
-        return _bmm(x.flatten(0, 1), y.flatten(0, 1), matrices).view(rows, kv, count, -1)
-    folded = x.transpose(0, 1).reshape(kv, rows * count, n)
-    return _bmm(folded, y, matrices).view(kv, rows, count, -1).transpose(0, 1)
-
-
-def _bmm(x: torch.Tensor, y: torch.Tensor, matrices: int) -> torch.Tensor:
-    """[M, Q, n] @ [M, n, m], computed as at least `matrices` products."""
-    given = len(x)
-    if given < matrices:
-        x = F.pad(x, (0, 0, 0, 0, 0, matrices - given))
-        y = torch.cat([y, y[:1].expand(matrices - given, -1, -1)])
-    return torch.bmm(x, y)[:given]
 
 
 class _Part(NamedTuple):

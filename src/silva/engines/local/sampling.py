@@ -13,11 +13,10 @@ from itertools import chain
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from silva.models.head import BLOCK, blocks, log_normaliser
 from silva.types import SamplingParams
 
-BLOCK = 256
 AT_ONCE = 2**20  # logits on CPU: more leave the processor's cache between one pass over them and the next
 _Lists = tuple[list[int], list[float], list[float], list[float]]
 
@@ -67,19 +66,16 @@ def _draw(
     greedy = temperatures == 0
     untempered = bool((temperatures == 1).all())
     scaled = logits if untempered else logits / torch.where(greedy, 1, temperatures)[:, None]
-    largest = scaled.amax(-1)
-    weights = (scaled - largest[:, None]).exp_()  # probabilities, not yet divided by their sum
-    sums = _blocks(weights).sum(2)
-    normaliser = sums.sum(1).log() + largest
-    raw_normaliser = normaliser if untempered else _logsumexp(logits)
+    normaliser, weights, sums = log_normaliser(scaled)  # probabilities, not yet divided by their sum
+    raw_normaliser = normaliser if untempered else log_normaliser(logits)[0]
     truncated = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p > 0]
     if truncated:
         normaliser = normaliser.clone()
         for i in truncated:  # rare, and a sort a row dwarfs the loop
             keep = _kept(weights[i] / sums[i].sum(), params[i])
             weights[i].masked_fill_(~keep, 0)
-            sums[i] = _blocks(weights[i : i + 1]).sum(2)[0]
-            normaliser[i] = sums[i].sum().log() + largest[i]
+            sums[i] = blocks(weights[i : i + 1]).sum(2)[0]
+            normaliser[i] = sums[i].sum().log() + scaled[i].max()
     rows = torch.from_numpy(np.repeat(np.arange(len(params)), counts)).to(logits.device)
     tokens = inverse_cdf(weights, uniforms, sums, rows)
     if bool(greedy.any()):
@@ -111,14 +107,14 @@ def inverse_cdf(
     """
     rows = torch.arange(len(weights), device=weights.device) if rows is None else rows
     vocabulary = weights.shape[1]
-    blocks = _blocks(weights)
+    of_blocks = blocks(weights)
     # float64: near 1 float32 numbers are 6e-8 apart, wider than many a token's share.
-    upto = (blocks.sum(2) if sums is None else sums).double().cumsum(1)[rows]
+    upto = (of_blocks.sum(2) if sums is None else sums).double().cumsum(1)[rows]
     at = torch.arange(len(rows), device=weights.device)
     target = uniforms.to(upto.dtype)[:, None] * upto[:, -1:]
     block = torch.searchsorted(upto, target, right=True).clamp_max_(upto.shape[1] - 1)[:, 0]
     before = torch.where(block > 0, upto[at, (block - 1).clamp_min(0)], 0)
-    inner = blocks[rows, block].double().cumsum(1)
+    inner = of_blocks[rows, block].double().cumsum(1)
     offset = torch.searchsorted(inner, target - before[:, None], right=True).clamp_max_(BLOCK - 1)[:, 0]
     tokens = (block * BLOCK + offset).clamp_max_(vocabulary - 1)
     # Rounding can push the target past the last possible token of a block.
@@ -126,21 +122,9 @@ def inverse_cdf(
     return torch.where(impossible, weights.argmax(-1)[rows], tokens) if bool(impossible.any()) else tokens
 
 
-def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """[B, V] -> [B, ceil(V / BLOCK), BLOCK], filled up with zeros."""
-    missing = -x.shape[1] % BLOCK
-    return (F.pad(x, (0, missing)) if missing else x).unflatten(1, (-1, BLOCK))
-
-
 def _sum(x: torch.Tensor) -> torch.Tensor:
-    """[B, V] -> [B]. In blocks, as torch splits one long sum over its threads: a lone row got other bits."""
-    return _blocks(x).sum(2).sum(1)
-
-
-def _logsumexp(x: torch.Tensor) -> torch.Tensor:
-    """[B, V] -> [B]"""
-    largest = x.amax(-1)
-    return _sum((x - largest[:, None]).exp_()).log_().add_(largest)
+    """[B, V] -> [B], in blocks as `log_normaliser` sums."""
+    return blocks(x).sum(2).sum(1)
 
 
 def _kept(probabilities: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -97,6 +97,10 @@ class Tenants:
 
         if loaded.lora:
             raise CapabilityError("tenants: got a model with adapters, expected a plain one: no [model.lora]")
+        if settings.exact:
+            raise CapabilityError(
+                "trainer.exact = true: a pass of several tenants has other bits; expected false"
+            )
         self._settings, self._head = settings, head
         self._mesh, self.rule = mesh or Mesh(), rule_of(loaded)
         divided = self._mesh.parts > 1

@@ -1,4 +1,4 @@
-"""Linear layers on copies of their weights that are laid out for fast kernels: for sampling on CPU.
+"""Linear layers on copies of their weights that are laid out for fast kernels, on CPU.
 
 Layers of one input (the query, key and value projections, say) can share a copy and so a product.
 
@@ -31,6 +31,7 @@ from torch import nn
 
 from silva.models.processor import multiplies_bfloat16, processor
 from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed, random_numbers
+from silva.models.weight_gradient import add_product, add_sum
 
 Changes = Mapping[torch.Tensor, torch.Tensor]
 """New numbers of parameters that still have their old ones."""
@@ -86,13 +87,16 @@ class JoinedLinear:
         self._versions: list[int] = []  # torch counts the changes of a tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        made = self._made(x)
+        if torch.is_grad_enabled() and all(type(layer) is nn.Linear for layer in self.layers):
+            made = _Joined.apply(x, self, *(layer.weight for layer in self.layers))  # type: ignore[no-untyped-call]
+        else:
+            made = self._made(x)
         if self.added is not None:
             self.added(x.flatten(0, -2), made.flatten(0, -2))
         return made
 
     def _made(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kernel is None or not torch.is_inference_mode_enabled():
+        if self.kernel is None:
             return self.plain(x)
         if self.packed is None or self._changed():
             if self.kernel.exact:
@@ -157,6 +161,32 @@ class JoinedLinear:
 
 Packings = list[tuple[JoinedLinear, torch.Tensor]]
 """Copies that layers can take."""
+
+
+class _Joined(torch.autograd.Function):
+    """The product of a `JoinedLinear`, and the gradient of plain ones; weights and biases add theirs to what
+    is there, as `gradients.summed_in_place` says. Weights are arguments only to make autograd ask."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: JoinedLinear, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.group = group
+        return group._made(x)
+
+    @staticmethod
+    def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        (x,), linears, into = ctx.saved_tensors, ctx.group.layers, None
+        parts = out.split([len(linear.weight) for linear in linears], -1)
+        for linear, part in zip(linears, parts, strict=True):
+            rows = part.flatten(0, -2)
+            if linear.weight.requires_grad:
+                add_product(linear.weight, rows, x.flatten(0, -2))
+            if linear.bias is not None and linear.bias.requires_grad:
+                add_sum(linear.bias, rows)
+            if ctx.needs_input_grad[0]:
+                more = rows @ linear.weight
+                into = more if into is None else into.add_(more)
+        return (None if into is None else into.view(x.shape), None, *(None for _ in linears))
 
 
 class PrepackedLinears:

@@ -1,7 +1,8 @@
 """What sampling needs on this machine for the bits of a row not to depend on the rows beside it.
 
 How many rows a product needs (models/row_rules.py) is probed here, with the shapes of a model, and sampling
-fills its products up to them. Training of one model needs none of it: a batch is always cut the same way.
+fills its products up to them. Training of one model needs none of it to repeat (a batch is always cut the
+same way), but all of it to have the bits of sampling (trainer/exact.py).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
     linear = first_rule(family for shape in large for family in families[shape])
     small = {shape: first_rule(families[shape]) for shape in families if shape not in large}
     threads = torch.get_num_threads()
-    dtype = torch.promote_types(dtype, torch.float32)  # of attention (ragged_step.py)
+    dtype = torch.promote_types(dtype, torch.float32)  # of attention (blocked_attention.py)
     attention, matrices = _attention(head_dim, dtype, threads)
     # Experts multiply the tokens that are sent to them, however few: nothing fills those products up.
     experts = any(parameter.ndim > 2 for parameter in model.parameters())
@@ -123,7 +124,7 @@ def _probe(model: nn.Module, head_dim: int, dtype: torch.dtype) -> RowRules:
 
 
 def fill_up(model: nn.Module, alone: Mapping[Shape, RowRule]) -> None:
-    """Let the layers of these shapes fill up their inputs themselves in inference mode; in place."""
+    """Let the layers of these shapes fill up their inputs themselves; in place."""
     for module in model.modules():
         if isinstance(module, nn.Linear | Conv1D) and (rule := alone.get(shape_of(module))):
             module.forward = functools.partial(_filled, type(module).forward, module, rule)  # type: ignore[method-assign]
@@ -134,7 +135,7 @@ def _filled(
 ) -> torch.Tensor:
     rows = x.numel() // x.shape[-1]
     missing = rule.padded(rows) - rows
-    if not missing or not torch.is_inference_mode_enabled():
+    if not missing:
         return forward(module, x)
     return forward(module, F.pad(x.reshape(rows, -1), (0, 0, 0, missing)))[:rows].view(*x.shape[:-1], -1)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from silva.engines.local.same_bits import RowRules, probe
 from silva.models.processor import processor
+from silva.models.same_bits import RowRules, probe
 
 SHAPES = ((576, 192), (576, 1536), (1536, 576))
 """Inputs and outputs of layers that stand for those of a small language model."""

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from silva.engines.local import prepacked
-from silva.engines.local.prepacked import BFLOAT16, ONEDNN, Kernel, PrepackedLinears
-from silva.engines.local.same_bits import RowRules, probe
+from silva.models import prepacked
+from silva.models.prepacked import BFLOAT16, ONEDNN, Kernel, PrepackedLinears
 from silva.models.processor import multiplies_bfloat16
 from silva.models.row_rules import RowRule
+from silva.models.same_bits import RowRules, probe
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 

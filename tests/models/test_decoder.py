@@ -20,14 +20,13 @@ from transformers import (
 )
 
 from silva.compute import set_threads
-from silva.engines.local import prepacked
-from silva.engines.local.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
 from silva.engines.local.kv_cache import CacheRow, KvCache
-from silva.engines.local.prepacked import PrepackedLinears
 from silva.engines.local.ragged_step import RaggedStep, Span
-from silva.engines.local.same_bits import probe
-from silva.models import attention
+from silva.models import attention, prepacked
 from silva.models.activation import steady_activations
+from silva.models.decoder import AnyDecoder, Decoder, LlamaDecoder, decoder_of
+from silva.models.prepacked import PrepackedLinears
+from silva.models.same_bits import probe
 
 SIZES: dict[str, Any] = dict(
     vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
