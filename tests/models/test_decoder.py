@@ -167,7 +167,7 @@ def test_what_is_computed_of_a_sequence_does_not_depend_on_its_company(config: A
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="this torch has no MKL")
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[3]], ids=lambda c: c.model_type)
 def test_packed_weights_leave_the_bits(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: False)  # with MKL
+    monkeypatch.setattr(prepacked, "made_by_amd", lambda: False)  # with MKL
     sizes = SIZES | {"hidden_size": 512, "intermediate_size": 512, "head_dim": 128}
     model = make(type(config)(**sizes))
     plain = run(model)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="t
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """MKL's, whatever the machine: where packed products are slower, nothing would be packed."""
     monkeypatch.setattr(prepacked, "_faster", lambda groups, rule: True)
-    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: False)
+    monkeypatch.setattr(prepacked, "made_by_amd", lambda: False)
 
 
 def rule_of(model: nn.Module) -> RowRule:
@@ -102,7 +102,7 @@ def test_shapes_without_the_same_bits_stay_plain(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("faster", [True, False])
 def test_only_what_is_faster_is_packed(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: False)
+    monkeypatch.setattr(prepacked, "made_by_amd", lambda: False)
     seconds = (2.0, 0.0, 1.0, 0.0) if faster else (1.0, 0.0, 2.0, 0.0)  # plain, between, packed, between
     clock = itertools.accumulate(itertools.cycle(seconds), initial=0.0)
     monkeypatch.setattr(prepacked.time, "perf_counter", lambda: next(clock))
@@ -131,7 +131,7 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 
 @pytest.fixture
 def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepacked, "_made_by_amd", lambda: True)
+    monkeypatch.setattr(prepacked, "made_by_amd", lambda: True)
     monkeypatch.setattr(prepacked, "_faster", lambda groups, rule: pytest.fail("a time was asked"))
 
 

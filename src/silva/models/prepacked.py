@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from silva.models.processor import multiplies_bfloat16, processor
+from silva.models.processor import multiplies_bfloat16
+from silva.models.products import LARGE, made_by_amd, of_inputs
 from silva.models.row_rules import ANY, RowRule, counts_of, holds, probed, random_numbers
 from silva.models.weight_gradient import add_product, add_sum
 
 Changes = Mapping[torch.Tensor, torch.Tensor]
 """New numbers of parameters that still have their old ones."""
-MIN_SIZE = 100_000  # numbers in a weight; small ones stay in the processor's cache anyway
 ROWS = 256  # what a copy is laid out for; it serves any number of rows
 _TRIED, _TRIED_ROWS, _ROUNDS = 8, 8, 5  # layers and rows of a speed trial, and how often
 _CHECKED = (1, 3, 8, 17, ROWS, ROWS + 1)
@@ -184,7 +184,7 @@ class _Joined(torch.autograd.Function):
             if linear.bias is not None and linear.bias.requires_grad:
                 add_sum(linear.bias, rows)
             if ctx.needs_input_grad[0]:
-                more = rows @ linear.weight
+                more = of_inputs(rows, linear.weight)
                 into = more if into is None else into.add_(more)
         return (None if into is None else into.view(x.shape), None, *(None for _ in linears))
 
@@ -208,7 +208,7 @@ class PrepackedLinears:
         singles = {m: JoinedLinear(m) for m in model.modules() if m not in taken and _packable([m])}
         groups += singles.values()
         narrow = any(group.dtype == torch.bfloat16 for group in groups)
-        kernel = BFLOAT16 if narrow else ONEDNN if _made_by_amd() else MKL
+        kernel = BFLOAT16 if narrow else ONEDNN if made_by_amd() else MKL
         check = _exact if kernel.exact else _steady
         for group in groups:
             group.kernel = kernel
@@ -257,7 +257,7 @@ def _packable(layers: Sequence[nn.Module]) -> bool:
     weights = [linear.weight for linear in linears]
     if {w.device.type for w in weights} != {"cpu"} or {w.dtype for w in weights} not in _types():
         return False
-    large = sum(weight.numel() for weight in weights) >= MIN_SIZE
+    large = sum(weight.numel() for weight in weights) >= LARGE
     return large and len({linear.bias is None for linear in linears}) == 1
 
 
@@ -265,11 +265,6 @@ def _types() -> list[set[torch.dtype]]:
     """Of weights in a group that can be packed here."""
     narrow = multiplies_bfloat16() and torch.backends.mkldnn.is_available()
     return [{torch.float32}, {torch.bfloat16}] if narrow else [{torch.float32}]
-
-
-def _made_by_amd() -> bool:
-    """The processor, where torch has oneDNN for it."""
-    return processor().startswith("AMD ") and torch.backends.mkldnn.is_available()
 
 
 @torch.inference_mode()

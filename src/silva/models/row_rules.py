@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from silva.models.products import by_onednn, of_inputs, product
+
 Product = Callable[[int], torch.Tensor]
 """The product of so many equal rows: [..., rows, n]."""
 Shape = tuple[int, int]
@@ -150,7 +152,7 @@ def of_training(layers: Iterable[nn.Module]) -> RowRule | None:
     distinct: Mapping[Any, Any] = {(shape_of(m), m.bias is None, m.weight.dtype): m for m in layers}
     families: list[list[Probed]] = []
     for (shape, *_), layer in distinct.items():
-        families.append([probed(linear_product(layer), counts_of(*shape))])
+        families.append([probed(_forward(layer), counts_of(*shape))])
         families.append([probed(_backward(layer), counts_of(*shape[::-1]))])
     return first_rule(families)
 
@@ -161,8 +163,16 @@ def _numbers(parameter: torch.Tensor) -> torch.Tensor:
     return random_numbers(shape, dtype) if parameter.is_meta else parameter.detach()
 
 
+def _forward(module: Any) -> Product:
+    if not by_onednn(module.weight) or isinstance(module, Conv1D):
+        return linear_product(module)
+    weight, row = _numbers(module.weight), random_numbers(shape_of(module)[0], module.weight.dtype)
+    return lambda rows: product(repeated(row, rows), weight)
+
+
 def _backward(module: Any) -> Product:
     weight = _numbers(module.weight)
     grad = random_numbers(shape_of(module)[1], weight.dtype)
-    turned = weight.T if isinstance(module, Conv1D) else weight
-    return lambda rows: repeated(grad, rows) @ turned
+    if isinstance(module, Conv1D):
+        return lambda rows: repeated(grad, rows) @ weight.T
+    return lambda rows: of_inputs(repeated(grad, rows), weight)

@@ -6,11 +6,13 @@ import torch
 from torch import nn
 
 from silva.models.processor import multiplies_bfloat16
+from silva.models.products import by_onednn, onednn
 
 MIN_ROWS = 32
 """From where on a product of narrow numbers and its sum take less time than a product of float32."""
 BLOCK = 4096
-"""Outputs whose gradient in a narrow type is there at once: what of a head stays in the processor's cache."""
+"""Outputs whose gradient is there at once where it is summed apart: what of a head stays in the processor's
+cache."""
 
 
 def add_product(weight: nn.Parameter, outputs: torch.Tensor, inputs: torch.Tensor) -> None:
@@ -20,11 +22,11 @@ def add_product(weight: nn.Parameter, outputs: torch.Tensor, inputs: torch.Tenso
     is added is rounded once.
     """
     narrow = weight.dtype == outputs.dtype == inputs.dtype == torch.bfloat16 and multiplies_bfloat16()
-    if narrow and len(inputs) >= MIN_ROWS:
+    if (narrow and len(inputs) >= MIN_ROWS) or by_onednn(weight):
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
         for part, rows in zip(weight.grad.split(BLOCK), outputs.split(BLOCK, 1), strict=True):
-            part.add_(rows.T @ inputs)
+            part.add_(rows.T @ inputs if narrow else onednn(rows.T, inputs.T))
         return
     rows, inputs = outputs.to(weight.grad_dtype), inputs.to(weight.grad_dtype)
     if weight.grad is None:

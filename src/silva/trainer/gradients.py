@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from silva.models.products import by_onednn, of_inputs, product
 from silva.models.weight_gradient import add_product
 
 Way = Callable[..., torch.Tensor]
@@ -25,7 +26,8 @@ Way = Callable[..., torch.Tensor]
 
 @contextmanager
 def summed_in_place(model: nn.Module) -> Iterator[None]:
-    """Linear layers and embeddings of `model` add to `weight.grad` themselves; on CPU.
+    """Linear layers and embeddings of `model` add to `weight.grad` themselves; on CPU. Linear layers, those
+    that are not trained too, multiply as products.py says.
 
     The forward pass and its `backward` both belong within. `torch.autograd.grad` finds no gradient of these
     weights. Layers of other types, subclasses among them, and those with a `forward` of their own keep to it.
@@ -52,8 +54,10 @@ def read(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 
 def _plain(module: Any) -> bool:
     weight = module.weight
-    if type(weight) is not nn.Parameter or not weight.requires_grad or weight.device.type != "cpu":
+    if type(weight) is not nn.Parameter or weight.device.type != "cpu":
         return False
+    if not weight.requires_grad:
+        return type(module) is nn.Linear and by_onednn(weight)
     return not isinstance(module, nn.Embedding) or not (
         module.sparse or module.scale_grad_by_freq or module.max_norm
     )
@@ -71,15 +75,17 @@ def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(*[x] * weight.requires_grad)
         ctx.weight = weight  # saved, it would come back from a checkpoint as a tensor of its own
-        return F.linear(x, weight)
+        return product(x, weight)
 
     @staticmethod
     def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
-        (x,), weight = ctx.saved_tensors, ctx.weight
-        add_product(weight, out.flatten(0, -2), x.flatten(0, -2))
-        return (out @ weight if ctx.needs_input_grad[0] else None), None
+        weight = ctx.weight
+        if weight.requires_grad:
+            (x,) = ctx.saved_tensors
+            add_product(weight, out.flatten(0, -2), x.flatten(0, -2))
+        return (of_inputs(out, weight) if ctx.needs_input_grad[0] else None), None
 
 
 class _Embedding(torch.autograd.Function):

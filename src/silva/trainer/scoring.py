@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 from silva.models.loading import LoadedModel
+from silva.trainer.exact import called
 from silva.trainer.explained_errors import explained_memory, size_of
+from silva.trainer.gradients import summed_in_place
 from silva.trainer.plan import RankWork
 from silva.trainer.policy import IDLE, Pack, trained
 from silva.trainer.settings import LocalTrainerSettings
@@ -64,6 +66,6 @@ def computed(
     for rows, passes in parts:
         with explained_memory(settings, f"scoring {size_of(rows)}"):
             batch = pack(rows)
-            with batch.replayed():
+            with batch.replayed(), summed_in_place(called(loaded)):
                 found = compute(batch, passes)
         yield batch, found

@@ -22,6 +22,7 @@ from silva.models.loading import LoadedModel
 from silva.models.lora_runs import LoraRuns
 from silva.models.row_rules import RowRule, of_training
 from silva.models.trie import build
+from silva.trainer.gradients import summed_in_place
 from silva.trainer.policy import Pack, attention_over
 
 
@@ -48,7 +49,7 @@ class JointDecoder:
         stops = np.cumsum([len(trie) for trie in tries]).tolist()
         runs = [run for run, _ in parts] + [None] * bool(fill)
         spans = [(n, stop - len(trie), stop) for n, stop, trie in zip(runs, stops, tries, strict=True)]
-        with self._adapters.rows(spans):
+        with self._adapters.rows(spans), summed_in_place(self._loaded.model):
             hidden = self._loaded.model.get_decoder()(
                 input_ids=torch.cat(tokens, 1),
                 position_ids=torch.cat(positions, 1),

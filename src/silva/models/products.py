@@ -1,0 +1,44 @@
+"""Products with the large weights of linear layers in training on CPU.
+
+torch multiplies float32 with MKL, which is not made for AMD's processors: oneDNN takes half of its time there
+(benchmarks/RESULTS.md). Small weights keep to torch: what they take is mostly the call itself.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+from silva.models.processor import processor
+
+LARGE = 100_000  # numbers of a weight
+
+
+@functools.cache
+def made_by_amd() -> bool:
+    """The processor, where torch has oneDNN for it."""
+    return processor().startswith("AMD ") and torch.backends.mkldnn.is_available()
+
+
+def by_onednn(weight: torch.Tensor) -> bool:
+    """Whether products with this weight, or of its shape, are oneDNN's."""
+    fits = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.numel() >= LARGE
+    return fits and made_by_amd()
+
+
+def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """[..., in] and [out, in] -> [..., out], without a gradient."""
+    if not by_onednn(weight):
+        return F.linear(x, weight)
+    return onednn(x, weight)
+
+
+def of_inputs(out: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The gradient of the inputs: [..., out] and [out, in] -> [..., in]."""
+    return onednn(out, weight.T) if by_onednn(weight) else out @ weight
+
+
+def onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
