@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 85_260),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 82_736),
+    "lines of src/silva": (lambda: lines(SOURCE), 85_320),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 82_795),
     "lines of the longest file of src/silva": (longest, 405),
     "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
