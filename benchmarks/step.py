@@ -2,7 +2,7 @@
 
     make peers                                                          once: TRL in an environment of its own
     .venv/bin/python benchmarks/step.py --json step.json                SmolLM2-135M-Instruct, over an hour
-    .venv/bin/python benchmarks/step.py --only "256 + 64, LoRA"         one case
+    .venv/bin/python benchmarks/step.py --only "256 + 64), LoRA"        one case
     .venv/bin/python benchmarks/step.py --drafts                        Silva with drafts and without, no TRL
     .venv/bin/python benchmarks/step.py --quick                         a tiny model, no TRL, under a minute
 
@@ -117,13 +117,14 @@ def main() -> int:
     torch.set_num_threads(given.threads)
     speed, words = machine()
     rows = [speed]
-    for case in QUICK if given.quick else CASES:
-        if given.only in case.name:
-            print(f"... {case.name}", file=sys.stderr, flush=True)
-            rows += measure(
-                case, given.pairs, given.rows, given.threads, quick=given.quick, drafts=given.drafts
-            )
-            write(rows, given.json)
+    all_ = QUICK if given.quick else CASES
+    cases = [case for case in all_ if given.only in case.name]
+    if not cases:
+        options.error(f"--only: got {given.only}, expected a part of {'; '.join(c.name for c in all_)}")
+    for case in cases:
+        print(f"... {case.name}", file=sys.stderr, flush=True)
+        rows += measure(case, given.pairs, given.rows, given.threads, quick=given.quick, drafts=given.drafts)
+        write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
     return 0
 

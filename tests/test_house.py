@@ -43,9 +43,9 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 85_320),
+    "lines of src/silva": (lambda: lines(SOURCE), 85_329),
     "lines of tests": (lambda: lines(ROOT / "tests"), 82_795),
-    "lines of the longest file of src/silva": (longest, 405),
+    "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 33),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
     "keys of the configuration outside environments": (keys, 1322),

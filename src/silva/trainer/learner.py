@@ -348,12 +348,7 @@ class Learner:
     def _needed_reference(self, samples: list[Sample], loss: LossSpec) -> tuple[np.ndarray, ...] | None:
         if not loss.params.get("kl_coef", 0):
             return None
-        if not self._reference.exists:
-            raise CapabilityError(
-                f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
-                "policy, expected one"
-            )
-        return self._logprobs(self._reference.model, samples)
+        return self._logprobs(self._reference.needed(loss), samples)
 
     def _plan(self, samples: Sequence[Sample]) -> list[list[RankWork]]:
         tokens = keys(samples, self._routing) if self._routing else [sample.tokens for sample in samples]

@@ -9,6 +9,7 @@ import torch
 from silva.errors import CapabilityError, errors_about
 from silva.models.loading import LoadedModel, copied, load_model
 from silva.trainer.sharding.parallel import Mesh
+from silva.types import LossSpec
 
 if TYPE_CHECKING:
     from silva.algorithms.settings import Algorithm
@@ -37,6 +38,19 @@ class Reference:
     def model(self) -> LoadedModel:
         """The model to score with, if one exists."""
         assert self._model is not None
+        return self._model
+
+    def needed(self, loss: LossSpec) -> LoadedModel:
+        """The model to score with.
+
+        Raises:
+            CapabilityError: none exists.
+        """
+        if self._model is None:
+            raise CapabilityError(
+                f"loss {loss.name} with kl_coef {loss.params['kl_coef']}: got a trainer without a reference "
+                "policy, expected one"
+            )
         return self._model
 
     @torch.no_grad()
