@@ -59,6 +59,10 @@ class Scripted:
         await self._do("forward_backward", samples, loss)
         return {"loss": 0.1 + 0.2, "nan": float("nan"), "of_numpy": np.float32(0.1)}
 
+    async def clipped(self) -> Sequence[np.ndarray]:
+        await self._do("clipped")
+        return [np.array([False, True])]
+
     async def optim_step(self, policy: OptimParams, critic: OptimParams | None = None) -> Mapping[str, float]:
         await self._do("optim_step", policy, critic)
         return {"lr": policy.lr}

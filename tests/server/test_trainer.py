@@ -43,11 +43,12 @@ async def test_every_method_reaches_the_trainer_with_its_arguments(
             await asked("export", inside),
             await asked("publish"),
             await asked("snapshot"),
+            await asked("clipped"),
         ]
     trainer = park.built[0]
     assert [call[0] for call in trainer.calls] == [
         "score", "forward_backward", "optim_step", "optim_step", "refresh_reference", "restart", "save",
-        "load", "export", "publish",
+        "load", "export", "publish", "clipped",
     ]  # fmt: skip
     assert {call[0] for call in trainer.calls} | {"snapshot", "close"} == {*rpc.methods(Trainer)}
     score, update, step, both = trainer.calls[:4]
@@ -62,7 +63,8 @@ async def test_every_method_reaches_the_trainer_with_its_arguments(
     assert (numbers["loss"], numbers["of_numpy"]) == (0.1 + 0.2, float(np.float32(0.1)))
     assert np.isnan(numbers["nan"])
     assert replies[9].result == replies[10].result == Snapshot(1, WeightFolder("/weights", "d"))
-    assert [reply.version for reply in replies] == [0] * 9 + [1, 1]
+    assert [each.tolist() for each in replies[11].result] == [[False, True]]
+    assert [reply.version for reply in replies] == [0] * 9 + [1] * 3
 
 
 async def test_open_says_what_the_trainer_can_do(park: Park) -> None:

@@ -151,7 +151,7 @@ async def test_an_unknown_method_or_path_or_verb_is_refused(park: Park) -> None:
         ]
         statuses = [response.status_code for response in others]
     assert {error["type"] for error in named} == {"RecordError"}
-    assert "no method '_call'; expected one of close, export, forward_backward" in named[0]["message"]
+    assert "no method '_call'; expected one of clipped, close, export, " in named[0]["message"]
     assert (closed["status"], closed["type"]) == (400, "CapabilityError")
     assert {*statuses} <= {404, 405}
     assert not park.built[0].closed

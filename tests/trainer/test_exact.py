@@ -31,6 +31,15 @@ LENGTHS = (5, 250, 290)
 """Prompts: sums over positions are cut at 256."""
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """With several, some machines need one in float64, which is refused."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def make_engine() -> Iterator[Callable[..., LocalEngine]]:
     with ThreadPoolExecutor(1) as compute:
