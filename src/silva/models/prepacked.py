@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,8 +160,7 @@ class JoinedLinear:
         return [p._version for linear in linears for p in (linear.weight, linear.bias) if p is not None]
 
 
-Packings = list[tuple[JoinedLinear, torch.Tensor]]
-"""Copies that layers can take."""
+Layouts = list[tuple[JoinedLinear, Callable[[], torch.Tensor]]]
 
 
 class _Joined(torch.autograd.Function):
@@ -233,12 +233,13 @@ class PrepackedLinears:
     def nbytes(self) -> int:
         return sum(group.packed.nbytes for group in self._all if group.packed is not None)
 
-    @torch.inference_mode()
-    def laid_out(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Packings:
-        """Copies for `JoinedLinear.take` once the model has these weights; the old ones stay in use."""
+    def layouts(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Layouts:
+        """For each layer that these weights change, what makes a copy for `JoinedLinear.take` once the model
+        has them; the old ones stay in use."""
         parameters = dict(model.named_parameters())
         changes: Changes = {parameters[name]: tensor for name, tensor in weights.items()}
-        return [(group, group.laid_out(changes)) for group in self._all if group.changed_by(changes)]
+        made = torch.inference_mode()(JoinedLinear.laid_out)
+        return [(group, partial(made, group, changes)) for group in self._all if group.changed_by(changes)]
 
     def refresh(self) -> None:
         """Copy every weight that has changed since its last copy."""

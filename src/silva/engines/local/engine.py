@@ -34,13 +34,13 @@ from silva.errors import ConfigError, EngineError
 from silva.models.loading import LoadedModel
 from silva.models.machine import describe
 from silva.models.memory import give_freed_memory_back
-from silva.models.prepacked import Packings
+from silva.models.prepacked import JoinedLinear, Layouts
 from silva.models.routing import Routing
 from silva.models.same_bits import RowRules
 from silva.models.snapshots import read_weights, take_weights
 from silva.models.steady import SteadyModel, threads_of
 from silva.protocols import EngineCapabilities, OnTokens, ReadLogits
-from silva.types import Completion, SamplingParams, Snapshot, TokenScores, WeightFolder
+from silva.types import Completion, SamplingParams, Snapshot, TokenScores
 
 if TYPE_CHECKING:
     from silva.engines.settings import LocalEngineSettings
@@ -253,18 +253,20 @@ class LocalEngine:
             self._pack = self._packing_repays()
             self._known = self._computed
 
-        weights, copies = dict[str, torch.Tensor](), Packings()
+        weights, copies = dict[str, torch.Tensor](), list[tuple[JoinedLinear, torch.Tensor]]()
+        run = asyncio.get_running_loop().run_in_executor
         async with self._loading:
             if snapshot.folder is not None:  # in a thread of its own: sampling goes on meanwhile
-                weights, copies = await asyncio.to_thread(self._prepared, snapshot.folder)
-            await asyncio.get_running_loop().run_in_executor(self._compute, change)
+                weights = await asyncio.to_thread(read_weights, self._loaded, snapshot.folder)
+            # Between steps of sampling, as two threads that compute disturb each other (compute.py).
+            for linear, laid_out in self._layouts(weights):
+                copies.append((linear, await run(self._compute, laid_out)))
+            await run(self._compute, change)
 
-    def _prepared(self, folder: WeightFolder) -> tuple[dict[str, torch.Tensor], Packings]:
-        """What a folder brings, and copies of it for `change`."""
-        weights, packed = read_weights(self._loaded, folder), self._packed
-        if packed is None or not (packed.always or self._packing_repays()):
-            return weights, []
-        return weights, packed.laid_out(self._loaded.model, weights)
+    def _layouts(self, weights: Mapping[str, torch.Tensor]) -> Layouts:
+        if self._packed is None or not (self._packed.always or self._packing_repays()):
+            return []
+        return self._packed.layouts(self._loaded.model, weights)
 
     async def sleep(self) -> None:
         """Give back the memory of keys, values and packed weights; the next request takes it again."""
