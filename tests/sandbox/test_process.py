@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from tests.sandbox.calling import NEEDS_WALLS, children, play, runs
 
-from silva.sandbox import process
+from silva.sandbox import process, starting
 from silva.sandbox.process import Result, Sandbox
+from silva.sandbox.settings import SandboxSettings
 from silva.sandbox.walls import Walls, _problem
 
 pytestmark = NEEDS_WALLS
@@ -224,6 +225,28 @@ def test_many_calls_and_sandboxes_leave_no_process() -> None:
     for _ in range(5):
         runs("1", "import os; os.fork(); os.fork()")
     assert children() <= before
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
+def test_a_sandbox_that_was_never_called_leaves_no_process(kind: str) -> None:
+    """With kept state a second process waits from the start on."""
+    walls = Walls(kind)
+    if problem := _problem(walls) if kind != "none" else "":
+        pytest.skip(problem)
+    made = starting._Kind(walls, SandboxSettings(keep_state=True), ()).started()
+    below = Path(f"/proc/{made.pid}/task/{made.pid}/children")
+    for _ in range(400):
+        if waiting := below.read_text().split():
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("no second process")
+    made.end()
+    for _ in range(400):
+        if not Path(f"/proc/{waiting[0]}").exists():
+            return
+        time.sleep(0.01)
+    pytest.fail("it outlives its sandbox")
 
 
 def test_a_cancelled_call_ends_its_sandbox() -> None:

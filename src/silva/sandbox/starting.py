@@ -16,9 +16,10 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from silva.errors import SilvaError
 from silva.sandbox import cgroups
@@ -48,19 +49,21 @@ class Started:
 
     def __init__(self, template: _Template, kind: _Kind) -> None:
         self.channel, theirs = socket.socketpair()
-        held: list[cgroups.ControlGroup | int] = []  # and its first process, as a descriptor
-        self.end = weakref.finalize(self, _end, self.channel, held)
+        ends: list[Callable[[], None]] = [self.channel.close]
+        self.end = weakref.finalize(self, _end, ends)
         try:
             self.channel.settimeout(START + START_IMPORTS * bool(kind.ready))
             with theirs:
                 template.fork(told(kind.walls, kind.settings), theirs)
             self._process = template.answered(self.channel, b"p")
-            held.append(self._process)
+            ends.append(partial(_kill, self._process))
             with open(f"/proc/self/fdinfo/{self._process}") as file:
                 self.pid = next(int(line[4:]) for line in file if line.startswith("Pid:"))
+            if kind.walls.kind == "none":  # there no namespace ends with its first process
+                ends.insert(0, partial(os.killpg, self.pid, signal.SIGKILL))
             if kind.walls.kind != "none" and cgroups.parents():
                 group = cgroups.ControlGroup(kind.settings.memory_mb * MIB, kind.settings.processes)
-                held.append(group)
+                ends.append(group.remove)
                 group.add(self.pid)
             self.listener = template.answered(self.channel, b"01")
         except BaseException:
@@ -174,14 +177,15 @@ def _gone(process: int, milliseconds: int | None = None) -> bool:
     return bool(asked.poll(milliseconds))
 
 
-def _end(channel: socket.socket, held: Sequence[cgroups.ControlGroup | int]) -> None:
-    channel.close()
-    for each in held:
-        if isinstance(each, int):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(each, signal.SIGKILL)
-            _gone(each)
-            os.close(each)
-        else:
-            with contextlib.suppress(OSError):
-                each.remove()
+def _kill(process: int) -> None:
+    """Kill the process that a descriptor stands for, and close that."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    _gone(process)
+    os.close(process)
+
+
+def _end(ends: Sequence[Callable[[], None]]) -> None:
+    for each in ends:
+        with contextlib.suppress(OSError):
+            each()
