@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from silva.models import products
+from silva.models import products, weight_gradient
 from silva.models.products import by_onednn, of_inputs, product
 from silva.models.row_rules import random_numbers
 from silva.trainer.gradients import summed_in_place
@@ -38,7 +38,16 @@ def test_products_are_those_of_float64(of_amd: bool, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_gradients_are_those_of_float64(of_amd: bool, trained: bool) -> None:
+def test_gradients_are_those_of_float64(of_amd: bool, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        calls.append(len(weight))
+        return whole(x, weight)
+
+    whole = products.onednn
+    for module in (products, weight_gradient):
+        monkeypatch.setattr(module, "onednn", counted)
     layer = nn.Linear(300, 5000)
     layer.weight.requires_grad_(trained)
     x = random_numbers((3, 50, 300), torch.float32).requires_grad_()
@@ -51,6 +60,8 @@ def test_gradients_are_those_of_float64(of_amd: bool, trained: bool) -> None:
             (layer(x) * pull).sum().backward()
         (double(wide) * pull.double()).sum().backward()
     assert x.grad is not None and wide.grad is not None and double.weight.grad is not None
+    # Forward, the inputs' gradient, and that of the weight in two blocks.
+    assert len(calls) == 2 * (2 + 2 * trained) * of_amd
     torch.testing.assert_close(x.grad, wide.grad.float(), rtol=1e-4, atol=1e-3)
     if trained:
         assert layer.weight.grad is not None

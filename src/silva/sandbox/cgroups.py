@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import secrets
-import signal
 import time
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -28,47 +26,6 @@ def parents() -> tuple[Path, ...]:
         if _started(process) != started:  # left by a run that was killed
             _removed(group)
     return tuple(usable) if len(usable) == len(found) else ()
-
-
-class Gate:
-    """Two pipes to a process that waits, before it runs anything, until it has been put into its group.
-
-    A process that put itself there would wait for the kernel, 10 ms with groups of version 1, before it
-    could do anything else. This one gets ready meanwhile. `tell` and `wait` are what it inherits: it writes
-    its process id, as `bwrap --info-fd` does, and goes on when it can read a byte.
-    """
-
-    def __init__(self) -> None:
-        self._told, self.tell = os.pipe()
-        self.wait, self._open = os.pipe()
-
-    def let_in(self, group: ControlGroup) -> None:
-        """Waits for the process to tell, and closes the gate behind it. If it ends before, nothing happens;
-        if it cannot be put into the group it is killed.
-
-        Raises:
-            OSError: it cannot be put into the group.
-        """
-        try:
-            said = b""
-            while b"}" not in said and (part := os.read(self._told, 512)):
-                said += part
-            if found := re.search(rb'"child-pid": *(\d+)', said):
-                process = int(found[1])
-                try:
-                    group.add(process)
-                except OSError:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, signal.SIGKILL)
-                    raise
-                os.write(self._open, b"1")
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Close this process's own ends."""
-        os.close(self._told)
-        os.close(self._open)
 
 
 class ControlGroup:

@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ABSENT: Any = object()
-
-
 ORDER = (
     "name", "seed", "output_dir", "steps", "model", "data", "environments", "rollout", "algorithm", "engine",
     "trainer", "eval", "checkpoint", "monitoring", "placement",
