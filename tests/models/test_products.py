@@ -9,6 +9,7 @@ from torch import nn
 from silva.models import products, weight_gradient
 from silva.models.products import by_onednn, of_inputs, product
 from silva.models.row_rules import random_numbers
+from silva.models.weight_gradient import add_product
 from silva.trainer.gradients import summed_in_place
 
 
@@ -30,6 +31,8 @@ def test_who_multiplies_goes_by_processor_type_and_size(of_amd: bool) -> None:
 @pytest.mark.parametrize("shape", [(1, 300), (7, 300), (2, 65, 300)])
 def test_products_are_those_of_float64(of_amd: bool, shape: tuple[int, ...]) -> None:
     x, weight = random_numbers(shape, torch.float32), random_numbers((400, 300), torch.float32, 1)
+    bias = random_numbers(400, torch.float32, 2)
+    torch.testing.assert_close(product(x, weight, bias), product(x, weight) + bias, rtol=1e-5, atol=2e-5)
     out = product(x, weight)
     torch.testing.assert_close(out.double(), x.double() @ weight.double().T, rtol=1e-5, atol=2e-4)
     torch.testing.assert_close(
@@ -41,9 +44,9 @@ def test_products_are_those_of_float64(of_amd: bool, shape: tuple[int, ...]) -> 
 def test_gradients_are_those_of_float64(of_amd: bool, trained: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def counted(x: torch.Tensor, weight: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
         calls.append(len(weight))
-        return whole(x, weight)
+        return whole(x, weight, *bias)
 
     whole = products.onednn
     for module in (products, weight_gradient):
@@ -63,8 +66,11 @@ def test_gradients_are_those_of_float64(of_amd: bool, trained: bool, monkeypatch
     # Forward, the inputs' gradient, and that of the weight in two blocks.
     assert len(calls) == 2 * (2 + 2 * trained) * of_amd
     torch.testing.assert_close(x.grad, wide.grad.float(), rtol=1e-4, atol=1e-3)
+    assert layer.bias.grad is not None and double.bias.grad is not None
+    torch.testing.assert_close(layer.bias.grad, double.bias.grad.float(), rtol=1e-4, atol=1e-4)
     if trained:
         assert layer.weight.grad is not None
+        add_product(layer.weight, pull[0, :0], x.detach()[0, :0])  # no rows add nothing
         torch.testing.assert_close(layer.weight.grad, double.weight.grad.float(), rtol=1e-4, atol=1e-3)
     else:
         assert layer.weight.grad is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import select
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sandbox.calling import NEEDS_WALLS, children, play, runs
+from tests.sandbox.calling import NEEDS_WALLS, children, end_of_those_in_advance, play, runs
 
 from silva.sandbox import process, starting
 from silva.sandbox.process import Result, Sandbox
@@ -249,6 +250,62 @@ def test_a_sandbox_that_was_never_called_leaves_no_process(kind: str) -> None:
     pytest.fail("it outlives its sandbox")
 
 
+def test_code_without_walls_ends_with_its_sandbox_too(tmp_path: Path) -> None:
+    code = f"import time\nwhile True:\n    open({str(tmp_path / 'beat')!r}, 'w').close(); time.sleep(0.01)"
+
+    async def story(sandbox: Sandbox) -> None:
+        call = asyncio.create_task(sandbox.run(code))
+        while not (tmp_path / "beat").exists():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    play(story, Walls("none"), seconds=30.0)
+    (tmp_path / "beat").unlink()
+    time.sleep(0.2)
+    assert not (tmp_path / "beat").exists()
+
+
+def test_a_fork_of_the_host_has_none_of_its_sandboxes() -> None:
+    """Two that answer each other's calls would mix up episodes, and an end of one is no end of the other."""
+
+    async def story(sandbox: Sandbox) -> Result:
+        await sandbox.run("1")
+        starting._starter.submit(int).result()
+        assert starting._next
+        child = os.fork()
+        if child == 0:
+            empty = not starting._next and not starting._templates and not starting._all
+            gc.collect()
+            os._exit(0 if empty else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return await sandbox.run("2")
+
+    assert play(story).output == "2\n"
+
+
+def test_few_sandboxes_are_started_in_advance_and_their_descriptors_are_closed() -> None:
+    def story(memory: int) -> None:
+        assert runs("1", memory_mb=memory)[0].output == "1\n"
+
+    story(100)
+    end_of_those_in_advance()
+    before = len(os.listdir("/proc/self/fd"))
+    for memory in range(101, 108):
+        story(memory)
+    starting._starter.submit(int).result()
+    assert len(starting._next) == starting.MOST_AHEAD
+    for started in starting._next.values():
+        os.kill(started.pid, signal.SIGKILL)
+        while started.lives:
+            time.sleep(0.01)
+    del started
+    for memory in range(104, 108):
+        story(memory)
+    end_of_those_in_advance()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_cancelled_call_ends_its_sandbox() -> None:
     async def story(sandbox: Sandbox) -> Result:
         with pytest.raises(TimeoutError):
@@ -286,15 +343,15 @@ def test_code_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         await sandbox.run("1")
         started = sandbox._process
         assert started is not None
-        if started._listener < 0:
+        if started.started.listener < 0:
             pytest.skip("attempts are not counted here")
         gone = select.poll()
-        gone.register(started._listener, 0)
+        gone.register(started.started.listener, 0)
         monkeypatch.setattr(process.fcntl, "ioctl", lambda *_: pytest.fail("it waits"))
         os.kill(started.started.pid, signal.SIGKILL)
-        assert gone.poll(20_000) == [(started._listener, select.POLLHUP)]
+        assert gone.poll(20_000) == [(started.started.listener, select.POLLHUP)]
         async with asyncio.timeout(20):
-            while started._listener >= 0:
+            while started.started.listener >= 0:
                 await asyncio.sleep(0.01)
 
     play(story)
@@ -311,6 +368,19 @@ def test_equal_seeds_give_equal_output(keep_state: bool) -> None:
     )
     assert one == again and one[0] != one[1] and one != other
     assert one[0].partition("]")[0] == other[0].partition("]")[0]  # the order of a set has no seed
+
+
+def test_modules_that_are_ready_do_not_take_a_seed_away() -> None:
+    code = "import random; random.random()"
+
+    async def drawn(ready: tuple[str, ...]) -> str:
+        sandbox = Sandbox(SandboxSettings(), seed=3, ready=ready)
+        try:
+            return (await sandbox.run(code)).output
+        finally:
+            await sandbox.close()
+
+    assert asyncio.run(drawn(("random",))) == asyncio.run(drawn(()))
 
 
 def test_a_seed_of_the_code_itself_holds() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from tests.sandbox.calling import AUTO, NEEDS_WALLS, children, end_of_those_in_advance, play, runs
 
 from silva.errors import ConfigError
-from silva.sandbox import cgroups
+from silva.sandbox import cgroups, starting
 from silva.sandbox import walls as module
 from silva.sandbox.process import Result, Sandbox, SandboxFault, works
 from silva.sandbox.settings import SandboxSettings
@@ -70,18 +71,21 @@ def test_walls_through_which_settings_of_the_kernel_are_written_do_not_stand(
 
 
 @pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
+@pytest.mark.parametrize("keep_state", [False, True])
 @pytest.mark.parametrize("kind", ["bubblewrap", "userns"])
-def test_code_runs_within_the_control_groups(kind: str) -> None:
+def test_code_runs_within_the_control_groups(kind: str, keep_state: bool) -> None:
     walls = standing(kind, AUTO.as_nobody)  # type: ignore[union-attr]
 
     async def story(sandbox: Sandbox) -> list[Path]:
         assert (await sandbox.run("1")).output == "1\n"
         assert sandbox._process is not None
         pid, name = str(sandbox._process.started.pid), f"sandbox-{os.getpid()}-*"
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        assert bool(below) is keep_state  # who holds the state
         groups = [group for parent in cgroups.parents() for group in parent.glob(name)]
-        return [group.parent for group in groups if pid in (group / "cgroup.procs").read_text().split()]
+        return [g.parent for g in groups if {pid, *below} <= {*(g / "cgroup.procs").read_text().split()}]
 
-    assert play(story, walls) == list(cgroups.parents())
+    assert play(story, walls, keep_state=keep_state) == list(cgroups.parents())
 
 
 @pytest.mark.skipif(not cgroups.parents(), reason="no control groups can be made here")
@@ -107,6 +111,30 @@ def test_a_start_that_fails_is_told_and_leaves_nothing(monkeypatch: pytest.Monke
     end_of_those_in_advance()
     assert len(os.listdir("/proc/self/fd")) == files and children() == processes
     assert not [group for parent in cgroups.parents() for group in parent.glob(f"sandbox-{os.getpid()}-*")]
+
+
+def test_a_template_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(first: Sandbox) -> tuple[str, str]:
+        assert first._process is None and (await first.run("1")).output == "1\n"
+        assert first._process is not None
+        end_of_those_in_advance()
+        outer = first._process.started._template._process.pid
+        inner = Path(f"/proc/{outer}/task/{outer}/children").read_text().strip()
+        template = int(Path(f"/proc/{inner}/task/{inner}/children").read_text().split()[0])  # the eldest
+        monkeypatch.setattr(starting, "START", 0.3)
+        os.kill(template, signal.SIGSTOP)
+        try:
+            with pytest.raises(SandboxFault, match="timed out"):
+                await Sandbox(first.settings, first.walls).run("1")
+            monkeypatch.undo()
+            second = Sandbox(first.settings, first.walls)
+            answer = (await second.run("2")).output
+            await second.close()
+        finally:
+            os.kill(template, signal.SIGCONT)
+        return answer, (await first.run("3")).output
+
+    assert play(story, Walls("bubblewrap") if not _problem(Walls("bubblewrap")) else None) == ("2\n", "3\n")
 
 
 def test_without_any_walls_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

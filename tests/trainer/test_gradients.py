@@ -46,6 +46,14 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def test_a_layer_with_a_bias_keeps_its_bits() -> None:
+    """Training with the bits of sampling calls it either way."""
+    layer, x = nn.Linear(200, 96), torch.randn(33, 200)
+    with summed_in_place(layer):
+        summed = layer(x)
+    assert torch.equal(summed, layer(x))
+
+
 def test_two_micro_batches_sum_to_what_autograd_sums_them_to(model: Tied) -> None:
     for tokens in TOKENS:
         backward(model, tokens[None])

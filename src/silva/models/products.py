@@ -28,11 +28,9 @@ def by_onednn(weight: torch.Tensor) -> bool:
     return fits and made_by_amd()
 
 
-def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[..., in] and [out, in] -> [..., out], without a gradient."""
-    if not by_onednn(weight):
-        return F.linear(x, weight)
-    return onednn(x, weight)
+    return onednn(x, weight, bias) if by_onednn(weight) else F.linear(x, weight, bias)
 
 
 def of_inputs(out: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -40,5 +38,5 @@ def of_inputs(out: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return onednn(out, weight.T) if by_onednn(weight) else out @ weight
 
 
-def onednn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")  # type: ignore[no-any-return]
+def onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]

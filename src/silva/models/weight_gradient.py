@@ -22,7 +22,7 @@ def add_product(weight: nn.Parameter, outputs: torch.Tensor, inputs: torch.Tenso
     is added is rounded once.
     """
     narrow = weight.dtype == outputs.dtype == inputs.dtype == torch.bfloat16 and multiplies_bfloat16()
-    if (narrow and len(inputs) >= MIN_ROWS) or by_onednn(weight):
+    if (narrow and len(inputs) >= MIN_ROWS) or (by_onednn(weight) and len(inputs)):
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight, dtype=weight.grad_dtype)
         for part, rows in zip(weight.grad.split(BLOCK), outputs.split(BLOCK, 1), strict=True):

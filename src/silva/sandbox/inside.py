@@ -51,7 +51,8 @@ prctl, syscall = (KernelCall(_ctypes.dlsym(LIBC, name)) for name in ("prctl", "s
 
 
 def serve(settings, channel: int) -> None:
-    """Answer calls until the other end of the channel is closed."""
+    """Answer calls until the other end of the channel is closed. Before anything is forked the host says that
+    this process is in its groups."""
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     listener = -1
@@ -63,16 +64,23 @@ def serve(settings, channel: int) -> None:
         os.close(listener)
     else:
         os.write(channel, b"0")
-    for name, (soft, hard) in settings["limits"].items():
-        number = getattr(resource, name)
-        most = resource.getrlimit(number)[1]
-        hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
-        resource.setrlimit(number, (min(soft, hard), hard))
-    calls = KeptState(settings) if settings["keep_state"] else ForkedCalls(settings)
+    if read_all(channel, 1) != b"g":
+        return
+    of_call = settings["limits"].pop("RLIMIT_CPU")  # this process computes for all of them
+    set_limits(settings["limits"])
+    calls = KeptState(settings, of_call) if settings["keep_state"] else ForkedCalls(settings, of_call)
     gc.freeze()  # so that a collection in a call does not copy what calls share
     while body := read_all(channel, int.from_bytes(read_all(channel, 4), "little")):
         how, detail, output, errors = calls.run(*marshal.loads(body))
         write_all(channel, struct.pack("<BiII", how, detail, len(output), len(errors)) + output + errors)
+
+
+def set_limits(limits) -> None:
+    for name, (soft, hard) in limits.items():
+        number = getattr(resource, name)
+        most = resource.getrlimit(number)[1]
+        hard = hard if most == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(number, (min(soft, hard), hard))
 
 
 def hand_over(channel: int, word: bytes, fd: int) -> None:
@@ -85,8 +93,8 @@ def hand_over(channel: int, word: bytes, fd: int) -> None:
 class ForkedCalls:
     """Each call is a fork of this process, and all that it started ends with it."""
 
-    def __init__(self, settings) -> None:
-        self.seconds, self.walls = settings["seconds"], settings["walls"]
+    def __init__(self, settings, cpu) -> None:
+        self.seconds, self.walls, self.limits = settings["seconds"], settings["walls"], {"RLIMIT_CPU": cpu}
 
     def run(self, code: str, stdin: bytes, seed: int, program: bool, most: int):
         output, out = os.pipe()
@@ -96,6 +104,7 @@ class ForkedCalls:
             os.dup2(out, 1)
             os.dup2(err if program else out, 2)
             close_all_but()
+            set_limits(self.limits)
             names = own_main()
             if program:
                 names["__file__"] = "/tmp/main.py"
@@ -171,10 +180,10 @@ class KeptState(ForkedCalls):
     numbers from memory that all share, where they may write what they like: it is their own state.
     """
 
-    def __init__(self, settings) -> None:
+    def __init__(self, settings, cpu) -> None:
         import mmap
 
-        super().__init__(settings)
+        super().__init__(settings, cpu)
         self.board = mmap.mmap(-1, BOARD)
         self.output, output = os.pipe()
         self.nothing, closed = os.pipe()
@@ -185,6 +194,7 @@ class KeptState(ForkedCalls):
         if self.holder == 0:
             try:
                 os.close(self.output)
+                set_limits(self.limits)
                 hold(self.board, output)
             finally:
                 os._exit(1)

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import fcntl
 import marshal
-import os
 import select
 import struct
 from collections.abc import Sequence
@@ -172,9 +171,8 @@ class _Process:
     def __init__(self, started: Started) -> None:
         self.started, self.attempts = started, 0
         self._loop = asyncio.get_running_loop()
-        self._listener = started.listener
-        if self._listener >= 0:
-            self._loop.add_reader(self._listener, self._refuse)
+        if started.listener >= 0:
+            self._loop.add_reader(started.listener, self._refuse)
 
     @classmethod
     async def start(cls, walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> _Process:
@@ -204,17 +202,17 @@ class _Process:
     def _refuse(self) -> None:
         """Count an attempt to open a socket, and let it fail."""
         asked = select.poll()
-        asked.register(self._listener, select.POLLIN)
+        asked.register(self.started.listener, select.POLLIN)
         if not any(event & select.POLLIN for _, event in asked.poll(0)):
             # All that could ask are gone. Kernels before 6.11 would wait for them for ever, with this loop.
             self._stop_listening()
             return
         notice = bytearray(NOTICE_SIZE)
         try:
-            fcntl.ioctl(self._listener, NOTICE, notice)
+            fcntl.ioctl(self.started.listener, NOTICE, notice)
             (number,) = struct.unpack_from("<Q", notice)
             self.attempts += 1
-            fcntl.ioctl(self._listener, VERDICT, struct.pack("<QqiI", number, 0, -EACCES, 0))
+            fcntl.ioctl(self.started.listener, VERDICT, struct.pack("<QqiI", number, 0, -EACCES, 0))
         except FileNotFoundError:  # who asked is gone
             pass
         except OSError:
@@ -223,7 +221,6 @@ class _Process:
             self._stop_listening()
 
     def _stop_listening(self) -> None:
-        if self._listener >= 0:
-            self._loop.remove_reader(self._listener)
-            os.close(self._listener)
-            self._listener = -1
+        if self.started.listener >= 0:
+            self._loop.remove_reader(self.started.listener)
+            self.started.close_listener()

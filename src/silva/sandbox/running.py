@@ -13,6 +13,7 @@ import sys
 
 NAME = "<python>"  # of the code, in tracebacks
 RAISED_STATUS = 200  # exit status of a call that raised
+seeded: set[str] = set()  # modules, by calls that share this state
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -74,12 +75,13 @@ def finish(names) -> None:
 def seed_modules(code: str, seed: int) -> None:
     """Equal seeds give equal random numbers, where the code itself names what makes them."""
     for name in ("random", "numpy.random"):
-        if name.partition(".")[0] in code and name not in sys.modules:
+        if name.partition(".")[0] in code and name not in seeded:
             try:
                 __import__(name)
             except ImportError:  # not installed; the code will see that itself
                 continue
             sys.modules[name].seed(seed)
+            seeded.add(name)
 
 
 def execute(code: str, names, echo: bool) -> None:

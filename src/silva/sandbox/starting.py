@@ -2,13 +2,14 @@
 
 A template is started with the first sandbox of its kind, which takes as long as Python does, and ends with
 this process. To put a lone process into groups of version 1 takes 10 ms, which the kernel waits: so the next
-sandbox of each kind is started in advance.
+sandbox of each of the last kinds is started in advance. A fork of this process has none of all that.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -41,7 +42,7 @@ class Started:
     """A sandbox that is ready for calls.
 
     `channel` leads to it. `listener` is the descriptor that the kernel tells attempts to open a socket to,
-    -1 if it does not; whoever uses it closes it. `pid` is the number of its first process.
+    -1 if it does not. `pid` is the number of its first process.
 
     Raises:
         OSError: it did not start, or not in time; nothing is left of it.
@@ -49,8 +50,11 @@ class Started:
 
     def __init__(self, template: _Template, kind: _Kind) -> None:
         self.channel, theirs = socket.socketpair()
-        ends: list[Callable[[], None]] = [self.channel.close]
+        self._template = template  # which ends once nobody has a sandbox of it
+        self._listener = _Descriptor()
+        ends: list[Callable[[], None]] = [self.channel.close, self._listener.close]
         self.end = weakref.finalize(self, _end, ends)
+        _all.add(self)
         try:
             self.channel.settimeout(START + START_IMPORTS * bool(kind.ready))
             with theirs:
@@ -60,16 +64,27 @@ class Started:
             with open(f"/proc/self/fdinfo/{self._process}") as file:
                 self.pid = next(int(line[4:]) for line in file if line.startswith("Pid:"))
             if kind.walls.kind == "none":  # there no namespace ends with its first process
-                ends.insert(0, partial(os.killpg, self.pid, signal.SIGKILL))
+                ends.insert(-1, partial(_kill_session, self.pid))
             if kind.walls.kind != "none" and cgroups.parents():
                 group = cgroups.ControlGroup(kind.settings.memory_mb * MIB, kind.settings.processes)
                 ends.append(group.remove)
                 group.add(self.pid)
-            self.listener = template.answered(self.channel, b"01")
-        except BaseException:
+            self._listener.number = template.answered(self.channel, b"01")
+            self.channel.sendall(b"g")  # it forks nothing before it is in its groups
+        except BaseException as error:
             self.end()
+            if isinstance(error, TimeoutError):
+                template.give_up()
             raise
         self.channel.setblocking(False)
+
+    @property
+    def listener(self) -> int:
+        return self._listener.number
+
+    def close_listener(self) -> None:
+        """The kernel refuses all further attempts itself."""
+        self._listener.close()
 
     @property
     def lives(self) -> bool:
@@ -88,8 +103,24 @@ class _Kind:
         return Started(_Template.of(command(self.walls, self.settings.packages, self.ready)), self)
 
 
+MOST_AHEAD = 4  # kinds of which one is started in advance: the last ones that were asked for
 _next: dict[_Kind, Started] = {}
+_all: weakref.WeakSet[Started] = weakref.WeakSet()
 _starter = ThreadPoolExecutor(1, "sandbox")
+
+
+def _after_fork() -> None:
+    """In the child: what there is belongs to the parent, and lives on when the child ends."""
+    global _lock, _starter
+    for started in _all:
+        started.end.detach()
+    _all.clear()
+    _next.clear()
+    _templates.clear()
+    _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "sandbox")
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def start(walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> Started:
@@ -104,8 +135,10 @@ def start(walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> Star
     kind = _Kind(walls, settings, tuple(ready))
     try:
         found = _next.pop(kind, None)
-        if found is None or not found.lives:
-            found = kind.started()
+        if found is not None and not found.lives:
+            found.end()
+            found = None
+        found = found or kind.started()
     except OSError as error:
         raise SandboxFault(f"sandbox did not start: {error or type(error).__name__}") from error
     _starter.submit(_start_next, kind)
@@ -115,6 +148,9 @@ def start(walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> Star
 def _start_next(kind: _Kind) -> None:
     if kind not in _next:
         _next[kind] = kind.started()
+    while len(_next) > MOST_AHEAD:
+        with contextlib.suppress(KeyError):
+            _next.pop(next(iter(_next))).end()
 
 
 class _Template:
@@ -123,6 +159,7 @@ class _Template:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as failed:
             failed.callback(self._control.close)
+            self._control.settimeout(START)
             self._process = subprocess.Popen(
                 arguments, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/",
                 env=ENVIRONMENT,
@@ -140,8 +177,23 @@ class _Template:
             return found
 
     def fork(self, message: bytes, channel: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # it has ended, as the channel tells
+        """Ask for a sandbox. If the template has ended, the channel tells.
+
+        Raises:
+            TimeoutError: it does not read.
+        """
+        try:
             socket.send_fds(self._control, [message], [channel.fileno()])
+        except TimeoutError:
+            raise
+        except OSError:
+            pass
+
+    def give_up(self) -> None:
+        """It does not answer: the next sandbox is one of another template, and those of this one go on."""
+        with _lock:
+            for key in [key for key, template in _templates.items() if template is self]:
+                del _templates[key]
 
     def answered(self, channel: socket.socket, words: bytes) -> int:
         """The descriptor that came with one of these words of a new sandbox; -1: none did.
@@ -149,7 +201,9 @@ class _Template:
         Raises:
             OSError: it has ended, or sends something else.
         """
-        word, control, _, _ = channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        word, control, flags, _ = channel.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, "no descriptor is left for what it sends")
         if word == b"!":
             raise OSError(channel.recv(2000).decode(errors="replace"))
         if not word or word not in words:
@@ -175,6 +229,23 @@ def _gone(process: int, milliseconds: int | None = None) -> bool:
     asked = select.poll()
     asked.register(process, select.POLLIN)
     return bool(asked.poll(milliseconds))
+
+
+class _Descriptor:
+    number = -1
+
+    def close(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+            self.number = -1
+
+
+def _kill_session(leader: int) -> None:
+    """Kill all of the session that a process leads: each call in it is a group of its own."""
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(ValueError, OSError):
+            if os.getsid(int(name)) == leader:
+                os.kill(int(name), signal.SIGKILL)
 
 
 def _kill(process: int) -> None:

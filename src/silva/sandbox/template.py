@@ -55,13 +55,21 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a sandbox here
     gc.freeze()  # so that a collection in a call does not copy what sandboxes share
     while True:
-        body, control_data, _, _ = control.recvmsg(MOST, socket.CMSG_SPACE(4))
+        body, sent, _, _ = control.recvmsg(MOST, socket.CMSG_SPACE(4))
         if not body:
             if told["walls"]:
                 os.kill(-1, signal.SIGKILL)  # all sandboxes: nothing else is between these walls
             os._exit(0)
-        (channel,) = struct.unpack("i", control_data[0][2])
-        if os.fork() == 0:
+        if not sent:  # it has no room for a descriptor; the host finds its channel closed
+            continue
+        (channel,) = struct.unpack("i", sent[0][2])
+        try:
+            child = os.fork()
+        except OSError as error:
+            os.write(channel, f"!{error}".encode())
+            os.close(channel)
+            continue
+        if child == 0:
             os.dup2(channel, CHANNEL)
             os.closerange(CHANNEL + 1, 1 << 16)
             try:

@@ -64,8 +64,7 @@ def _plain(module: Any) -> bool:
 
 
 def _linear(module: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    y = _Linear.apply(x, module.weight)  # type: ignore[no-untyped-call]
-    return y if module.bias is None else y + module.bias  # type: ignore[no-any-return]
+    return _Linear.apply(x, module.weight, module.bias)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
@@ -74,18 +73,19 @@ def _embedding(module: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(*[x] * weight.requires_grad)
         ctx.weight = weight  # saved, it would come back from a checkpoint as a tensor of its own
-        return product(x, weight)
+        return product(x, weight, bias)  # in one, as `F.linear` does: added later, the last bits are others
 
     @staticmethod
-    def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, out: torch.Tensor) -> tuple[torch.Tensor | None, None, torch.Tensor | None]:  # type: ignore[override]
         weight = ctx.weight
         if weight.requires_grad:
             (x,) = ctx.saved_tensors
             add_product(weight, out.flatten(0, -2), x.flatten(0, -2))
-        return (of_inputs(out, weight) if ctx.needs_input_grad[0] else None), None
+        of_bias = out.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return (of_inputs(out, weight) if ctx.needs_input_grad[0] else None), None, of_bias
 
 
 class _Embedding(torch.autograd.Function):
