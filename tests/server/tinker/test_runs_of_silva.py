@@ -270,15 +270,16 @@ def test_a_pipeline_of_act_prm_learns_at_the_service_what_it_learns_here(address
     """With one file on top. Of the rows that were sent the local trainer makes the same updates; both compute
     in float32 and add up in another order, so the last digits differ."""
     monkeypatch.chdir(tmp_path)
-    made: list[tuple[str, Any, Mapping[str, float]]] = []
+    made: list[tuple[str, Any, dict[str, float]]] = []
 
     def noted(name: str) -> None:
         real = getattr(TinkerTrainer, name)
 
         async def method(self: TinkerTrainer, *given: Any) -> Mapping[str, float]:
-            found = await real(self, *given)
-            made.append((name, given, found))
-            return found
+            answer: dict[str, float] = {}
+            made.append((name, given, answer))  # in the order of the calls: their answers may cross
+            answer |= await real(self, *given)
+            return answer
 
         monkeypatch.setattr(TinkerTrainer, name, method)
 
