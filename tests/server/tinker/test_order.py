@@ -15,7 +15,7 @@ from tests.server.tinker.conftest import Service
 from silva.errors import CheckpointError, ConfigError
 from silva.server.tinker import checkpoints, futures, live_models, messages, postgres, training
 from silva.server.tinker.sampling import OwnerTurns
-from silva.server.tinker.tables import Tables
+from silva.server.tinker.tables import DatabaseFault, Tables
 
 
 async def test_requests_are_done_in_the_order_of_their_numbers(service: Service):
@@ -353,7 +353,7 @@ async def test_an_error_of_the_disk_is_not_hidden_by_its_rollback(tmp_path):
         raise sqlite3.OperationalError("database or disk is full")
 
     tables = Tables(tmp_path / "tinker.sqlite")
-    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+    with pytest.raises(DatabaseFault, match="OperationalError: database or disk is full"):
         await tables.do(full)
     await tables.close()
 

@@ -13,7 +13,7 @@ from tests.server.tinker.databases import PostgresServer
 from silva.errors import ConfigError
 from silva.server.tinker.futures import Futures
 from silva.server.tinker.postgres import check_url
-from silva.server.tinker.tables import Tables
+from silva.server.tinker.tables import DatabaseFault, Tables
 
 pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
 
@@ -57,8 +57,6 @@ async def test_a_server_goes_on_after_a_lost_connection_unless_another_had_the_d
     postgres: PostgresServer,
 ):
     """Its models in memory would be others than those of the tables."""
-    import psycopg
-
     url = postgres.database()
     one = Tables(url)
     one._db.close()
@@ -67,10 +65,23 @@ async def test_a_server_goes_on_after_a_lost_connection_unless_another_had_the_d
     other = Tables(url)
     await other.close()
     for _ in range(2):
-        with pytest.raises(psycopg.OperationalError, match="another server has used this database"):
+        with pytest.raises(DatabaseFault, match="another server has used this database"):
             await one.row("SELECT 1")
     again = Tables(url)  # it holds no lock
     await again.close()
+
+
+@pytest.mark.slow
+def test_what_is_answered_is_durable_though_the_database_is_told_not_to_wait(postgres: PostgresServer):
+    import psycopg
+
+    url = postgres.database()
+    with psycopg.connect(url, autocommit=True) as db:
+        db.execute(f"ALTER DATABASE {db.info.dbname} SET synchronous_commit = off")
+    tables = Tables(url)
+    (found,) = tables._db.execute("SHOW synchronous_commit").fetchone()
+    tables._db.close()
+    assert found == "on"
 
 
 @pytest.mark.slow

@@ -72,21 +72,21 @@ class Futures:
         self._tables, self._quotas = tables, quotas
         self._finished: dict[str, asyncio.Event] = {}
 
-    async def accept(self, asked: FutureWork, also: Change = lambda db: None) -> tuple[str, bool]:
-        """The request's id, and whether it is new. `also`: is done with a new one.
+    async def accept(self, asked: FutureWork, also: Change = lambda db: None) -> str:
+        """The request's id, the same each time that it comes. `also`: is done with the first one.
 
         Raises:
             HttpError: another request has its number, it was done and is forgotten, or too many wait.
         """
         digest = hashlib.blake2b(asked.kind.encode() + b"\0" + asked.body, digest_size=16).digest()
 
-        def insert(db: sqlite3.Connection) -> tuple[str, bool]:
+        def insert(db: sqlite3.Connection) -> str:
             query = "SELECT id, digest FROM requests WHERE line = ? AND seq = ?"
             found = db.execute(query, (asked.line, asked.seq)).fetchone()
             if found is not None:
                 if found["digest"] != digest:
                     raise HttpError(400, f"seq_id: {asked.seq} of {asked.line} was another request")
-                return found["id"], False
+                return str(found["id"])
             model = db.execute("SELECT done FROM models WHERE id = ?", (asked.line,)).fetchone()
             if model is not None and asked.seq <= model["done"]:
                 raise HttpError(410, f"seq_id: {asked.seq} of {asked.line} was done, and {GONE}")
@@ -98,7 +98,7 @@ class Futures:
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (name, asked.owner, asked.line, asked.seq, asked.kind, digest, asked.body),
             )
-            return name, True
+            return name
 
         return await self._tables.do(insert)
 

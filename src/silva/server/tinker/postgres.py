@@ -129,6 +129,8 @@ class Postgres:
             connection.execute(f"SET lock_timeout = {PATIENCE}")
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
             connection.execute("SET lock_timeout = 0")
+            # What a commit has answered for must be there after a fault, whatever the cluster's settings say.
+            connection.execute("SET synchronous_commit = on")
         except psycopg.errors.LockNotAvailable:
             connection.close()
             raise psycopg.OperationalError("another server uses this database") from None

@@ -210,7 +210,7 @@ class TinkerRoutes:
             if db.execute(query, (asked.line.partition(":")[0],)).fetchone()["finished"]:
                 raise HttpError(410, f"session of {asked.line}: it has finished")
 
-        name, _ = await self._futures.accept(asked, begin)
+        name = await self._futures.accept(asked, begin)
         self._training.wake()
         return {"request_id": name}
 
@@ -257,9 +257,8 @@ class TinkerRoutes:
             is None
         ):
             raise HttpError(404, f"sampling session {session}: not found")
-        name, new = await self._futures.accept(FutureWork(owner, session, body.seq_id, "sample", data))
-        if new:
-            self._sampling.begin(name)
+        name = await self._futures.accept(FutureWork(owner, session, body.seq_id, "sample", data))
+        self._sampling.begin(name)  # if it came before, its answer may have been lost before it was begun
         return {
             "request_id": name,
             "sample_sequence_ids": [f"{name}-{number}" for number in range(body.num_samples)],

@@ -127,7 +127,9 @@ class SampleQueue:
             self.begin(row["id"])
 
     def begin(self, name: str) -> None:
-        """Do an accepted request."""
+        """Do an accepted request, once, however often it is told."""
+        if name in self._tasks:
+            return
         task = asyncio.ensure_future(self._done(name))
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name, None))
@@ -155,10 +157,12 @@ class SampleQueue:
 
     async def _do(self, name: str) -> None:
         row = await self._tables.row(
-            "SELECT r.owner, r.body, s.folder FROM requests r JOIN samplers s ON s.id = r.line "
+            "SELECT r.owner, r.body, r.finished, s.folder FROM requests r JOIN samplers s ON s.id = r.line "
             "WHERE r.id = ?",
             name,
         )
+        if row is not None and row["finished"] is not None:
+            return
         try:
             if row is None:
                 raise HttpError(404, "the sampling session is gone")

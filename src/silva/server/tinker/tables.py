@@ -55,6 +55,11 @@ requests.undone: it has failed and changed nothing. samplers.size: of a folder o
 counts there."""
 
 
+class DatabaseFault(RuntimeError):
+    """The database has ended, cannot be reached, or is full: nothing of a transaction is recorded, or all of
+    it, if the answer alone was lost. Whoever asked reads again what is there."""
+
+
 class Tables:
     """The database, opened by one process.
 
@@ -71,7 +76,11 @@ class Tables:
         self._writing: asyncio.Task[None] | None = None
 
     async def do(self, change: Callable[[sqlite3.Connection], T]) -> T:
-        """Its result, once it is durable. A change that raises is undone alone."""
+        """Its result, once it is durable. A change that raises is undone alone.
+
+        Raises:
+            DatabaseFault: the transaction has failed as a whole.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append((change, future))
         if self._writing is None or self._writing.done():
@@ -100,8 +109,10 @@ class Tables:
             batch, self._waiting = self._waiting, []
             try:
                 results = await asyncio.to_thread(self._transaction, [change for change, _ in batch])
-            except Exception as error:  # of the disk: nothing of the batch is in the file
-                results = [error] * len(batch)
+            except Exception as error:
+                fault = DatabaseFault(one_line(f"{type(error).__name__}: {error}", 500))
+                fault.__cause__ = error
+                results = [fault] * len(batch)
             for (_, future), result in zip(batch, results, strict=True):
                 if future.cancelled():
                     continue

@@ -35,7 +35,7 @@ from silva.server.tinker.futures import OF_DISK, Change, FutureResult, Futures, 
 from silva.server.tinker.live_models import LiveModels, Runs, nothing
 from silva.server.tinker.messages import finite, parse_pass, pass_of, passed_bytes
 from silva.server.tinker.quotas import Quotas
-from silva.server.tinker.tables import Row, Tables
+from silva.server.tinker.tables import DatabaseFault, Row, Tables
 from silva.trainer.tenants import Pass
 from silva.wire.guard import HttpError
 
@@ -82,7 +82,7 @@ class TrainQueue:
             try:
                 while await self._round():
                     pass
-            except Exception as error:  # of the disk: nothing has been recorded, and all is done again
+            except Exception as error:  # what is not recorded is done again
                 self._log(f"tinker: {type(error).__name__}: {error}")
                 self._live.forget_all()
                 await CLOCK.sleep(1.0)
@@ -133,6 +133,8 @@ class TrainQueue:
             try:
                 await self._live.revive(head["line"])
                 asked[head["id"]] = pass_of(parse_pass(await self._body(head)))
+            except DatabaseFault:
+                raise
             except Exception as error:
                 results[head["id"]] = self._failed(head, error)
         answers = dict(zip(asked, await self._live.passed(list(asked.values())), strict=True))
@@ -153,6 +155,8 @@ class TrainQueue:
         try:
             model = await self._live.revive(head["line"])
             result, also = await self._DO[head["kind"]](self, model, head, await self._body(head))
+        except DatabaseFault:  # no fault of the request, which is done again
+            raise
         except Exception as error:
             result, also = self._failed(head, error), nothing
 
