@@ -23,9 +23,10 @@ import numpy as np
 import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row, machine, parser, results, write
-from forests import drawn, flops, group, turn_tree
+from forests import drawn, group, rows_pairs, turn_tree
 
 from silva.config.sections import Lora, PretrainedModel, TinyModel
+from silva.models.flops import flop_of, pairs
 from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import give_freed_memory_back, keep_freed_memory
 from silva.models.trie import MIN_SHARED, NEVER
@@ -108,8 +109,9 @@ def measure(loaded: LoadedModel, case: Case, rounds: int) -> list[Row]:
     batch = pack(loaded, samples)
     trie, lengths = batch.trie, [len(sample) for sample in samples]
     bound = sum(lengths) / len(trie)
-    flop_bound = flops(loaded, sum(lengths), sum(n * (n + 1) / 2 for n in lengths), len(batch.pairs)) / flops(
-        loaded, len(trie), float((trie.positions + 1).sum()), len(batch.targets)
+    flop = flop_of(loaded.model)
+    flop_bound = flop.forward(sum(lengths), rows_pairs(lengths), len(batch.pairs)) / flop.forward(
+        len(trie), pairs(trie), len(batch.targets)
     )
     shared = bound > 1.01
     rows = [

@@ -1,4 +1,4 @@
-"""Rows that share prefixes, and the FLOPs of a forward pass over them: for forest.py and gpu.py."""
+"""Rows that share prefixes, and the FLOPs of passes over them: for forest.py and gpu.py."""
 
 from __future__ import annotations
 
@@ -61,25 +61,6 @@ def row(tokens: Tokens, spans: Sequence[tuple[int, int]]) -> Sample:
     )
 
 
-def rows_flops(loaded: LoadedModel, lengths: Sequence[int], predicted: int) -> float:
-    """Of one forward pass over rows of these lengths that share nothing."""
-    return flops(loaded, sum(lengths), sum(n * (n + 1) / 2 for n in lengths), predicted)
-
-
-def flops(loaded: LoadedModel, tokens: int, seen: float, predicted: int) -> float:
-    """Of one forward pass: linear layers, attention, and the head for `predicted` tokens.
-
-    Args:
-        seen: keys that queries see, summed over the queries.
-    """
-    config = loaded.model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 2 * config.num_hidden_layers * config.num_attention_heads * head_dim * seen
-    of_head = config.vocab_size * config.hidden_size * predicted
-    return 2.0 * (linear_parameters(loaded) * tokens + attention + of_head)
-
-
-def linear_parameters(loaded: LoadedModel) -> int:
-    """Without embedding, head and norms."""
-    named = loaded.model.get_decoder().named_parameters()
-    return sum(p.numel() for n, p in named if p.ndim > 1 and "embed" not in n)
+def rows_pairs(lengths: Sequence[int]) -> float:
+    """How many tokens attend to how many, summed over rows of these lengths that share nothing."""
+    return sum(n * (n + 1) / 2 for n in lengths)

@@ -40,7 +40,7 @@ import numpy as np
 import silva  # noqa: F401  # isort: skip  (before torch, which reads at its start what this sets)
 import torch
 from common import Row, parser, results, write
-from forests import drawn, flops, group, linear_parameters, rows_flops, turn_tree
+from forests import drawn, group, rows_pairs, turn_tree
 from gpu_numerics import WITHOUT_FLEX, attending, numerics
 from gpu_setup import (
     SHAPES,
@@ -57,6 +57,7 @@ from gpu_setup import (
 )
 
 from silva.engines.local.engine import LocalEngine
+from silva.models import flops
 from silva.models.loading import LoadedModel
 from silva.models.trie import MIN_SHARED, NEVER
 from silva.trainer.head import CHUNK_ROWS
@@ -164,8 +165,9 @@ def _sharing(
     device, gpu = there.device, there.device.type == "cuda"
     trie, predicted = pack(loaded, samples).trie, sum(int((s.loss_weights > 0).sum()) for s in samples)
     bound = sum(map(len, samples)) / len(trie)
-    flop_bound = rows_flops(loaded, [len(s) for s in samples], predicted) / flops(
-        loaded, len(trie), float((trie.positions + 1).sum()), predicted
+    flop, lengths = flops.flop_of(loaded.model), [len(s) for s in samples]
+    flop_bound = flop.forward(sum(lengths), rows_pairs(lengths), predicted) / flop.forward(
+        len(trie), flops.pairs(trie), predicted
     )
     yield Row(name, "tokens, flat over trie", bound, "x")
     yield Row(name, "FLOPs, flat over trie", flop_bound, "x")
@@ -237,7 +239,8 @@ def training(there: Machine, loaded: LoadedModel, scale: Scale) -> Iterator[Row]
     }
     for length in scale.lengths:
         samples = [s for _ in range(scale.tokens // length) for s in group(tokens, 1, 1, length - 1)]
-        work = 3 * rows_flops(loaded, [length] * len(samples), scale.tokens - len(samples))
+        seen, predicted = rows_pairs([length] * len(samples)), scale.tokens - len(samples)
+        work = flops.flop_of(loaded.model).training(scale.tokens, seen, predicted)
         for way, (checkpointing, at_once) in ways.items():
             name = f"training, {len(samples)} x {length}{way}"
 
@@ -282,7 +285,8 @@ def _decoded(there: Machine, loaded: LoadedModel, name: str, requests: int, scal
     tokens = drawn(rng, loaded)
     config, itemsize = loaded.model.config, loaded.dtype.itemsize
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    weights = linear_parameters(loaded) + config.vocab_size * config.hidden_size
+    flop = flops.flop_of(loaded.model)
+    weights = flop.body.all + flop.head.all
     ratios, times = [], []
 
     async def rounds(sampler: LocalEngine) -> None:

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from silva.engines.local.engine import LocalEngine
 from silva.models import attention
 from silva.models.activation import steady_activations
+from silva.models.flops import PEAKS
 from silva.models.loading import LoadedModel
 
 Step = Callable[[], Any]
@@ -40,10 +41,6 @@ SHAPES = {
     "1.7B": Shape(2048, 6144),
     "toy": Shape(64, 128, layers=2, heads=4, kv_heads=2, head_dim=16, vocabulary=512),
 }
-PEAKS = {  # dense bf16 FLOP/s by the makers' data sheets; the first name found in the device's counts
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "GH200": 989e12, "H200 NVL": 835e12,
-    "H200": 989e12, "H20": 148e12, "B200": 2250e12, "A100": 312e12, "A800": 312e12, "L40S": 362e12,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from silva.orchestrator.metrics import (
     eval_metrics,
     forest_metrics,
     mean_of_updates,
+    perf_metrics,
 )
 from silva.types import Group, Message, Segment, Task, ToolCall, Trajectory, Turn
 
@@ -105,6 +106,13 @@ def test_shares_of_ages_add_up_to_one_over_updates_that_tell_of_different_ages()
         "train/clipped/age0": 0.075, "train/clipped/age1": 0.125, "train/clipped/age2": 0.1,
     })  # fmt: skip
     assert mean_of_updates(updates[:1]) == {"train/clipped": 0.2}
+
+
+def test_mfu_is_the_share_of_the_time_of_training_that_its_products_would_take():
+    updates = [{"loss": 1.0, "perf/seconds_at_peak": 0.5}, {"loss": 3.0, "perf/seconds_at_peak": 0.25}]
+    assert perf_metrics({"train": 3.0, "rollout": 9.0}, updates=updates)["perf/mfu"] == 0.25
+    assert "perf/mfu" not in perf_metrics({"train": 3.0}, updates=[{"loss": 1.0}])
+    assert mean_of_updates(updates) == {"train/loss": 2.0}  # which all runs of a seed have in common
 
 
 def test_sharing_and_drafts_are_counted_by_step_and_left_out_where_they_did_nothing():

@@ -26,6 +26,7 @@ from tests.trainer.updates import (
 
 from silva.config.sections import CriticSettings, Optimizer
 from silva.errors import CapabilityError, RecordError
+from silva.models.flops import flop_of
 from silva.models.loading import LoadedModel, copied
 from silva.models.trie import Trie
 from silva.models.trie_attention import Chunk
@@ -148,6 +149,18 @@ def test_metrics_are_token_means_of_the_whole_update(tiny: Make, make_samples: R
         assert report["loss"] == pytest.approx(-(advantages * logprobs).mean(), rel=1e-6)  # float32 weights
         assert report["entropy"] == pytest.approx(reports[0]["entropy"], rel=1e-12)
     assert 5 < reports[0]["entropy"] < np.log(262) + 1e-9  # an untrained model is nearly uniform
+
+
+def test_seconds_at_peak_count_each_token_of_the_trie_once_however_it_goes_through(
+    tiny: Make, make_samples: Rows
+) -> None:
+    loaded, samples = tiny(), make_samples([60, 60])
+    samples[1] = samples[1].replace(tokens=np.concatenate([samples[0].tokens[:40], samples[1].tokens[40:]]))
+    trained = {(s.tokens[:i].tobytes(), s.tokens[i]) for s in samples for i in np.flatnonzero(s.loss_weights)}
+    flop = flop_of(loaded.model).training(80, 60 * 61 / 2 + sum(range(41, 61)), len(trained))
+    for budget in (30, 1000):  # in several passes, and in one
+        trainer = make_trainer(loaded, micro_batch_tokens=budget, peak_flops=1e6, self_check=False)
+        assert train(trainer, samples)["perf/seconds_at_peak"] == pytest.approx(flop / 1e6)
 
 
 def test_rows_without_loss_give_no_gradient(tiny: Make, make_samples: Rows) -> None:

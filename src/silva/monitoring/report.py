@@ -52,6 +52,7 @@ CHARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Seconds by phase", ("perf/seconds/",)),
     ("Groups", ("groups/",)),
     ("Tokens per second", ("perf/tokens_per_second",)),
+    ("Model FLOPs utilisation of training (MFU)", ("perf/mfu",)),
     ("Tokens of a request in a step of the engine", ("perf/drafts/tokens_per_step",)),
     ("Share of reply tokens that another reply had computed", ("perf/shared_tokens",)),
 )

@@ -128,9 +128,9 @@ def eval_metrics(evaluations: Sequence[Evaluation]) -> dict[str, float]:
 
 
 def mean_of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """`train/...`: sums for counts, else the mean over the step's updates."""
+    """`train/...`: sums for counts, else the mean over the step's updates. Without what is in `perf/`."""
     updates = _with_all_ages(updates)
-    keys = dict.fromkeys(key for u in updates for key in u)
+    keys = dict.fromkeys(key for u in updates for key in u if not key.startswith("perf/"))
     values = {key: [u[key] for u in updates if key in u] for key in keys}
     sums = ("trained_tokens", "nonfinite", "critic/nonfinite")
     return {f"train/{key}": float(sum(v)) if key in sums else _mean(v) for key, v in values.items()}
@@ -155,11 +155,16 @@ def _with_all_ages(updates: Sequence[dict[str, float]]) -> list[dict[str, float]
     return [nothing | u for u in told]
 
 
-def perf_metrics(seconds: Mapping[str, float], generated: int = 0) -> dict[str, float]:
-    """Seconds by phase, tokens sampled a second, and memory."""
+def perf_metrics(
+    seconds: Mapping[str, float], generated: int = 0, updates: Sequence[Mapping[str, float]] = ()
+) -> dict[str, float]:
+    """Seconds by phase, tokens sampled a second, model FLOPs utilisation (MFU) of `updates`, and memory."""
     metrics = {f"perf/seconds/{name}": value for name, value in seconds.items()}
     if generated and seconds.get("rollout"):
         metrics["perf/tokens_per_second"] = generated / seconds["rollout"]
+    at_peak = sum(update.get("perf/seconds_at_peak", 0.0) for update in updates)
+    if at_peak and seconds.get("train"):
+        metrics["perf/mfu"] = at_peak / seconds["train"]
     return metrics | {"perf/peak_memory_bytes": peak_memory_bytes()}
 
 

@@ -233,7 +233,7 @@ class Loop:
             | done.metrics
             | (p.data.metrics() if p.data else {})
             | {f"control/{name}": value for name, value in controllers.items()}
-            | metrics.perf_metrics(p.phases.step, generated),
+            | metrics.perf_metrics(p.phases.step, generated, done.updates),
         )
 
     async def _evaluate(self, step: int) -> list[Evaluation]:

@@ -123,10 +123,10 @@ class SupervisedLoop:
             tokens_trained=self.state.tokens_trained + int(found.get("trained_tokens", 0)),
             steps_trained=self.state.steps_trained + bool(found),
             updates=self.state.updates + bool(found),
-            pending={f"train/{name}": value for name, value in found.items()}
+            pending=metrics.mean_of_updates([found])
             | {"train/rows": float(len(rows)), "train/tokens": float(tokens)}
             | p.batches.metrics()
-            | metrics.perf_metrics(p.phases.step),
+            | metrics.perf_metrics(p.phases.step, updates=[found]),
         )
         self.state = await self._end.finish(self.state, interrupt)
 

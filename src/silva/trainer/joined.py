@@ -188,7 +188,7 @@ class JoinedLearners:
         try:
             hidden.requires_grad_()
             found = of_hidden(asked.learner.loaded, asked.next, hidden, entropy_grad=update.entropy_grad)
-            update.loss(found, asked.left[0].rows).backward()
+            update.loss(found, asked.left[0].rows, asked.next).backward()
         except Exception as error:
             asked.fail(error)
             return 0.0

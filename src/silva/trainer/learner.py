@@ -44,7 +44,7 @@ from silva.trainer.sharding.parallel import Mesh
 from silva.trainer.sharding.pipeline import Pipeline, refuse_longer
 from silva.trainer.state import TrainerState, load_state, save_state
 from silva.trainer.training_mode import enable_gradient_checkpointing, training_mode
-from silva.trainer.update import Begun, Update
+from silva.trainer.update import Begun, Update, seconds_at_peak
 from silva.types import LossSpec, OptimParams, Sample, Signals
 
 
@@ -88,6 +88,7 @@ class Learner:
         beside = {combinations.CRITIC: critic, combinations.REPLAY: settings.replay_routing}
         self.mesh.refuse(name for name, holds in beside.items() if holds)
         self._routing = Routing(loaded.model) if settings.replay_routing else None
+        self._at_peak = seconds_at_peak(loaded, settings.peak_flops)
         # Copies can only be made of a whole model: the policy is divided after them.
         self._reference = Reference(loaded, reference, self.mesh)
         if settings.gradient_checkpointing:
@@ -107,8 +108,7 @@ class Learner:
         self.needs = frozenset(need for need, known in able.items() if known)
 
     def _random(self) -> Randomness:
-        # Siblings draw the same, as they may compute parts of one layer.
-        at, first = self.mesh.rank // self.mesh.siblings, self._seed
+        at, first = self.mesh.rank // self.mesh.siblings, self._seed  # siblings may have parts of one layer
         return Randomness(derive(first, "rank", at) if at else first, self.loaded.device)
 
     @property
@@ -180,7 +180,7 @@ class Learner:
         Returns:
             `loss` (the sum), `trained_tokens`, and the mean over the trained tokens of the update of
             `entropy` and of each metric of the loss; those of another stream under its name. Of several ranks
-            `imbalance` too, see `plan.imbalance`.
+            `imbalance` too, see `plan.imbalance`. `perf/seconds_at_peak`: as of `seconds_at_peak`.
 
         Raises:
             RecordError: samples without advantages, for a loss that reads them.
@@ -213,7 +213,7 @@ class Learner:
                 critic.check(samples)
             if not (self._checked or self.stepper.counters.flat):
                 self._check_trie(Update(samples, references, loss, self.version, self.stepper))
-        update = Update(samples, references, loss, self.version, self.stepper)
+        update = Update(samples, references, loss, self.version, self.stepper, self._at_peak)
         return Begun(asked, update, self._plan(samples), critic)
 
     def metrics(self, begun: Begun) -> dict[str, float]:
@@ -253,7 +253,7 @@ class Learner:
         with summed_in_place(called(self.loaded)), batch.replayed():
             found = token_logprobs(self.loaded, batch, budget=budget, passes=passes, entropy_grad=asked)
             # Also where it is not finite: the gradients say which parameter it reaches.
-            update.loss(found, part).backward()
+            update.loss(found, part, batch).backward()
 
     def _by_stages(self, pipeline: Pipeline, update: Update, parts: list[list[int]]) -> None:
         """The same for all micro-batches, as a pipeline orders them."""
@@ -263,7 +263,7 @@ class Learner:
             pipeline.learn(
                 self.loaded,
                 batches,
-                lambda number, found: update.loss(found, parts[number]),
+                lambda number, found: update.loss(found, parts[number], batches[number]),
                 entropy_grad=update.entropy_grad,
             )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from silva.config.parts import TinkerService, TrainerSettings
-from silva.config.sections import CriticSettings, Optimizer, Positive, Section
+from silva.config.sections import Above0, CriticSettings, Optimizer, Positive, Section
 from silva.errors import CapabilityError
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class LocalTrainerSettings(TrainerSettings):
     """Optimizer steps a batch is split into."""
     micro_batch_tokens: Positive = 4096
     """Token budget of one forward and backward; tokens that rows share count once."""
+    peak_flops: Above0 | None = None
+    """FLOP/s of a device, of which `perf/mfu` is a share; none: by its data sheet (bfloat16), or measured."""
     self_check: bool = True
     """Compare the gradient of the first rows of a run with that of one row at a time, and say so."""
     gradient_checkpointing: bool = False
