@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.test_families import TAKEN, saved
 
 from silva.config.sections import Lora, TinyModel
 from silva.engines.local.engine import LocalEngine
@@ -63,11 +65,13 @@ def model(dtype: str = "float32", *, lora: bool = False, **others: Any) -> Loade
     return loaded
 
 
-def sampled(engine: LocalEngine, temperature: float = 0.7) -> list[Sample]:
+def sampled(
+    engine: LocalEngine, temperature: float = 0.7, lengths: tuple[int, ...] = LENGTHS
+) -> list[Sample]:
     """Two replies to each of some prompts, two of which begin alike; and turns that go on from replies."""
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 256, length).tolist() for length in LENGTHS]
-    prompts.append([*prompts[-1][:260], 3, 4])
+    prompts = [rng.integers(0, 256, length).tolist() for length in lengths]
+    prompts.append([*prompts[-1][: len(prompts[-1]) * 9 // 10], 3, 4])
 
     async def reply(tokens: list[int], seed: int) -> list[tuple[list[int], Any]]:
         parts = []
@@ -147,6 +151,25 @@ def test_bits_are_those_of_the_sampler_and_the_gradient_is_the_ordinary_one(
     assert apart(made, samples) > 1e-3
     asyncio.run(engine.load(Snapshot(1)))
     assert apart(made, sampled(engine)) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt_neox", "gemma3_text", "qwen2", "gpt2"])
+def test_families_have_these_bits(
+    family: str, make_engine: Callable[..., LocalEngine], tmp_path: Path
+) -> None:
+    """With norms, biases, rotations and activations of their own, which transformers computes."""
+    config = next(config for config in TAKEN if config.model_type == family)
+    loaded = load_model(saved(config, tmp_path), seed=0)
+    with torch.no_grad():
+        for name, weight in loaded.model.named_parameters():
+            if name.endswith("bias"):
+                weight.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    samples, made = sampled(make_engine(loaded), lengths=(3, 12)), learner(loaded)
+    assert apart(made, samples) == 0
+    gradient(made, samples)
+    made.optim_step(OptimParams(lr=1e-2))
+    assert apart(made, samples) > 1e-3
 
 
 @pytest.mark.slow

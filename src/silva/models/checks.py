@@ -134,14 +134,20 @@ def gap_of(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _packed(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """[2, T, H]"""
+    """[2, T, H], in two passes: what a layer has kept must be what the next one looks at."""
     made = trie.build(list(tokens.cpu().numpy()), least=1)
-    (chunk,) = trie_attention.chunks(made)
-    packed = trie_attention.TrieAttention(chunk, {}, dtype=loaded.dtype, device=loaded.device)
     ids, positions = (torch.from_numpy(x)[None].to(loaded.device) for x in (made.tokens, made.positions))
-    decoder = loaded.model.get_decoder()
-    states = decoder(input_ids=ids, position_ids=positions, use_cache=False, packed=packed)
-    return states.last_hidden_state[0][torch.from_numpy(np.stack(made.rows)).to(loaded.device)]
+    states, kept = [], dict[int, dict[int, trie_attention.KeyValue]]()
+    for chunk in trie_attention.chunks(made, -(-len(made) // 2)):
+        packed = trie_attention.TrieAttention(chunk, kept, dtype=loaded.dtype, device=loaded.device)
+        own = slice(chunk.start, chunk.stop)
+        states.append(
+            loaded.model.get_decoder()(
+                input_ids=ids[:, own], position_ids=positions[:, own], use_cache=False, packed=packed
+            ).last_hidden_state[0]
+        )
+        kept |= packed.found
+    return torch.cat(states)[torch.from_numpy(np.stack(made.rows)).to(loaded.device)]
 
 
 def own_states(model: PreTrainedModel, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

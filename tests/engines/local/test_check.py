@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, DeepseekV2Config
 
 from silva.config.sections import PretrainedModel, TinyModel
 from silva.engines.local.check import check_steps
+from silva.engines.local.ragged_step import RaggedStep
 from silva.errors import ModelError
 from silva.models import decoder
 from silva.models.loading import load_model
@@ -22,6 +23,20 @@ def test_steps_that_compute_something_else_are_refused(monkeypatch: pytest.Monke
     norm, tiny = decoder._Norm.__call__, load_model(TINY, seed=0)
     check_steps(tiny)
     monkeypatch.setattr(decoder._Norm, "__call__", lambda self, x: norm(self, x) * 1.001)
+    with pytest.raises(ModelError, match=r"gives other states in the engine's steps than with transformers"):
+        check_steps(tiny)
+
+
+def test_a_layer_that_attends_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DiffLlama's do: the second values would take the place of the first in the cache."""
+    attend = RaggedStep.attend_rows
+
+    def twice(step: RaggedStep, layer: int, *qkv: torch.Tensor) -> torch.Tensor:
+        query, key, value = qkv
+        return (attend(step, layer, query, key, value), attend(step, layer, query, key, -value))[0]
+
+    tiny = load_model(TINY, seed=0)
+    monkeypatch.setattr(RaggedStep, "attend_rows", twice)
     with pytest.raises(ModelError, match=r"gives other states in the engine's steps than with transformers"):
         check_steps(tiny)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from silva.engines.local.kv_cache import KvCache
@@ -33,10 +35,13 @@ def _disagreement(loaded: LoadedModel) -> str | None:
 
 @torch.inference_mode()
 def _sampled(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """[2, T, H]"""
+    """[2, T, H], in two steps: what a layer has stored must be what the next one looks at."""
     rows, (count, length) = tokens.cpu().numpy(), tokens.shape
     cache = KvCache(loaded.model.config, rows=count, context=length, dtype=loaded.dtype, device=loaded.device)
     for row in rows:
         cache.acquire(None, 0, row)
-    step = RaggedStep(cache, [Span(row, 0, length) for row in range(count)])
-    return step.compute(decoder_of(loaded.model), rows.ravel()).unflatten(0, (count, length))
+    decoder, states = decoder_of(loaded.model), []
+    for start, stop in itertools.pairwise(sorted({0, length // 2, length})):
+        step = RaggedStep(cache, [Span(row, start, stop) for row in range(count)])
+        states.append(step.compute(decoder, rows[:, start:stop].ravel()).unflatten(0, (count, -1)))
+    return torch.cat(states, 1)
