@@ -10,10 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 import pytest
+from hypothesis import given, settings
 from tests.monitoring.browser import CHROMIUM, Page, browser
 from tests.monitoring.fake_run import HOSTILE, make_run, rollout
+from tests.viewer.test_expression import ERRORS, KINDS, NAMED, ROWS, Found, filters
 
 from silva.storage.layout import Layout
 from silva.storage.metrics import append_metrics
@@ -224,18 +228,28 @@ def test_a_run_that_goes_on_is_followed(tab: Page, tmp_path: Path, pages_of: Cal
         tab.open("about:blank")
 
 
-def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_path: Path) -> None:
-    target = tmp_path / "shared"
+@pytest.fixture(scope="module")
+def shared(folder: Path, pages: Pages, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an export."""
+    target = tmp_path_factory.mktemp("export") / "shared"
     assert export(pages, Catalogue([folder]), target) > 100
+    return (target / "index.html").as_uri()
+
+
+def opened(tab: Page, address: str, place: str, expected: str) -> None:
+    tab.open("about:blank")
+    tab.open(address + place)
+    assert_soon(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+
+
+def test_an_export_opens_from_disk(tab: Page, shared: str) -> None:
     tab.open("about:blank")
     tab.problems.clear()
     tab.requests.clear()
     for place, expected in ((PLACES["runs"], "seed_0"), (PLACES["run"], "Curves"), (GROUP, "Side by side"),
-                            (PLACES["rollouts"], "Filters and other orders need"),
+                            (PLACES["rollouts"], "What a filter can say"),
                             (PLACES["task"], "only in A")):  # fmt: skip
-        tab.open("about:blank")
-        tab.open((target / "index.html").as_uri() + place)
-        assert_soon(tab, f"{ABOUT_JS}.includes({json.dumps(expected)})")
+        opened(tab, shared, place, expected)
     radios = "[...document.querySelectorAll('input[type=radio]:not(:disabled)')]"
     assert tab.run(f"{radios}.length") > 4
     tab.run(f"{radios}.at(-2).click()")  # another pair that the export holds
@@ -243,6 +257,64 @@ def test_an_export_opens_from_disk(tab: Page, folder: Path, pages: Pages, tmp_pa
     tab.open("about:blank")  # what comes late belongs to this test
     assert tab.problems == []
     assert all(url.startswith(("file:", "about:", "data:")) for url in tab.requests)
+
+
+def test_an_export_filters_and_orders_all_rollouts(tab: Page, shared: str, pages: Pages) -> None:
+    text = 'reward > 0 and rewards.success == 1 and "go" in text'
+    asked = {"run": [RUN], "filter": [text], "sort": ["-entropy"], "limit": ["500"]}
+    wanted = pages.answer("rollouts", asked)["rows"]
+    assert 3 < len(wanted) < pages.answer("count", {"run": [RUN]})["count"]
+    place = f"#/rollouts?run={RUN}&sort=-entropy&filter={quote(text)}"
+    opened(tab, shared, place, f"{len(wanted)} rollouts fit")
+    shown = tab.run("[...document.querySelectorAll('.list-row .what')].map(each => each.innerText)")
+    assert len(shown) > 3
+    for said, row in zip(shown, wanted, strict=False):
+        assert said.startswith(row["task"])
+    opened(tab, shared, place.replace("reward", "rewrd", 1), "at character 1: no column rewrd")
+
+
+def test_an_export_says_what_is_too_much_for_its_filters(
+    tab: Page, pages_of: Callable[[Path], Pages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "runs" / "walk" / "seed_0", steps=1, rollouts=4)
+
+    def exported(name: str) -> str:
+        export(pages_of(tmp_path / "runs"), Catalogue([tmp_path / "runs"]), tmp_path / name)
+        return (tmp_path / name / "index.html").as_uri()
+
+    monkeypatch.setattr("silva.viewer.export.CHARACTERS", 10)
+    opened(tab, exported("silent"), PLACES["rollouts"], "rollouts fit")
+    assert_soon(tab, "document.querySelector('.help').textContent.includes('is too long for this export')")
+    monkeypatch.setattr("silva.viewer.export.ROWS", 3)
+    opened(tab, exported("long"), PLACES["rollouts"], "take runs of up to 3 rollouts")
+    assert_soon(tab, "document.querySelectorAll('.list-row').length > 3")
+    assert tab.run("document.querySelector('#filter')") is None
+
+
+@settings(max_examples=150)
+@given(wanted=filters)
+def test_filters_of_an_export_are_those_of_the_server(tab: Page, address: str, wanted: Found) -> None:
+    text, means = wanted
+    assert fitting(tab, address, text) == [i for i, row in enumerate(ROWS) if means(row)], text
+
+
+@pytest.mark.parametrize(("text", "said"), ERRORS)
+def test_wrong_filters_of_an_export_are_those_of_the_server(
+    tab: Page, address: str, text: str, said: str
+) -> None:
+    found = fitting(tab, address, text)
+    assert isinstance(found, str) and said.partition("; did")[0] in found
+
+
+def fitting(tab: Page, address: str, text: str) -> Any:
+    """The rows that fit a filter by filter.js, or its error."""
+    if not tab.run("location.href").startswith(address):
+        tab.open(address)
+    given = ", ".join(map(json.dumps, (text, KINDS, NAMED)))
+    return tab.run(
+        f"import('/filter.js').then(({{condition}}) => {{ const fits = condition({given}); "
+        f"return {json.dumps(ROWS)}.flatMap((row, i) => fits(row) ? [i] : []); }}).catch(e => e.message)"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -50,7 +50,7 @@ def test_an_export_holds_every_page_that_its_pages_ask_for(
     index = (tmp_path / "shared" / "data" / "index.js").read_text()
     files = json.loads(index.removeprefix("globalThis.silvaExport=").rstrip(";\n"))["files"]
     assert f"{len(files)} pages of 1 run; open shared/index.html" in said
-    for name in ("run", "steps", "curves", "outcomes", "rollouts"):
+    for name in ("run", "steps", "curves", "outcomes", "all"):
         assert key_of(name, {"run": ["runs/a"]}) in files
     page = (tmp_path / "shared" / "index.html").read_text()
     assert "module" not in page and "unsafe" not in page

@@ -32,6 +32,27 @@ ROWS: list[dict[str, Any]] = [
      "f": (True, False, None)[i % 3], "m": {"x": float(i), "y": -1.0} if i % 2 else {"x": 2.0}}
     for i in range(42)
 ]  # fmt: skip
+ERRORS = [
+    ("rewrd < 1", "character 1: no column rewrd"),
+    ("a < 1 and bb > 2", "character 11: no column bb; did you mean b?"),
+    ("a <", "character 4: got the end, expected a column, a number or a text in quotes"),
+    ("a < 'x'", "character 5: got a text ('x'), expected a number"),
+    ("s < 3", "character 5: got a number (3), expected a text"),
+    ("f < true", "character 3: got <, expected == or !="),
+    ("a", "character 1: got a number (a) alone, expected a comparison"),
+    ("(a < 1", "character 7: got the end, expected )"),
+    ("a < 1 b", "character 7: got b, expected and, or, or the end"),
+    ("a = 1", "character 3: got '= 1', expected"),
+    ('"x in s', "character 1: got '\"x in s': a text that is not closed"),
+    ("a in 3", "character 6: got 3, expected a list"),
+    ("a in (1, 'x')", "character 10: got a text, expected a number"),
+    ("s is 3", "character 6: got 3, expected none"),
+    ("m < 3", "character 1: no column m"),
+    ("a < 1; drop table rows", "character 6: got '; drop table'"),
+    ("(" * (MAX_DEPTH + 1) + "f", f"at most {MAX_DEPTH} parentheses"),
+    ("f " * MAX_LENGTH, f"expected at most {MAX_LENGTH}"),
+]  # fmt: skip
+"""Filters that are wrong, and what is said of them."""
 Found = tuple[str, Callable[[dict[str, Any]], bool]]
 """A filter as text, and what it means."""
 
@@ -110,8 +131,11 @@ def joined(inner: st.SearchStrategy[Found]) -> st.SearchStrategy[Found]:
     )
 
 
+filters = st.recursive(conditions(), joined, max_leaves=6)
+
+
 @settings(max_examples=300)
-@given(wanted=st.recursive(conditions(), joined, max_leaves=6))
+@given(wanted=filters)
 def test_a_filter_finds_what_python_finds(base: duckdb.DuckDBPyConnection, wanted: Found) -> None:
     text, means = wanted
     assert found(base, text) == [i for i, row in enumerate(ROWS) if means(row)], text
@@ -130,29 +154,7 @@ def test_a_comparison_with_a_missing_value_is_false_and_its_not_is_true(
     assert missing <= set(found(base, "not a < 1"))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("rewrd < 1", "character 1: no column rewrd"),
-        ("a < 1 and bb > 2", "character 11: no column bb; did you mean b?"),
-        ("a <", "character 4: got the end, expected a column, a number or a text in quotes"),
-        ("a < 'x'", "character 5: got a text ('x'), expected a number"),
-        ("s < 3", "character 5: got a number (3), expected a text"),
-        ("f < true", "character 3: got <, expected == or !="),
-        ("a", "character 1: got a number (a) alone, expected a comparison"),
-        ("(a < 1", "character 7: got the end, expected )"),
-        ("a < 1 b", "character 7: got b, expected and, or, or the end"),
-        ("a = 1", "character 3: got '= 1', expected"),
-        ('"x in s', "character 1: got '\"x in s': a text that is not closed"),
-        ("a in 3", "character 6: got 3, expected a list"),
-        ("a in (1, 'x')", "character 10: got a text, expected a number"),
-        ("s is 3", "character 6: got 3, expected none"),
-        ("m < 3", "character 1: no column m"),
-        ("a < 1; drop table rows", "character 6: got '; drop table'"),
-        ("(" * (MAX_DEPTH + 1) + "f", f"at most {MAX_DEPTH} parentheses"),
-        ("f " * MAX_LENGTH, f"expected at most {MAX_LENGTH}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "said"), ERRORS)
 def test_an_error_says_where_and_what(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(text, KINDS, NAMED)

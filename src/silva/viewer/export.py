@@ -2,8 +2,8 @@
 
 A page opened from disk may load neither modules nor JSON, but scripts: the modules become one script, and
 each answer of pages.py a script that hands it over. A bounded part of each run is taken: of steps spread over
-it the groups, their forests, dialogues and tokens, and some tasks across the steps. There is no filter, which
-needs the server: the page says so.
+it the groups, their forests, dialogues and tokens, and some tasks across the steps; and all rows of rollouts
+if they are not too many, for filter.js to look through in place of a server.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from silva.viewer.pages import Pages
 from silva.viewer.query import MOST
 from silva.viewer.routes import static_files
 
+ROWS = 5000  # rollouts of a run that filters look through; of longer runs the first ones are listed
+CHARACTERS = 20_000_000  # of what was said in all of them; if it is more, filters do without it
 STEPS = 10  # of a run
 FORESTS = 4  # of a step
 TOKENS = 40  # rollouts of a run with their tokens
 TASKS = 10  # of a run, across its steps
 VERSIONS = 12  # rollouts of a task: each is compared with the first and the last one
+ALL = "all"  # the rows of a run
 FIRST = "vendor/preact_htm.js"
 POLICY = "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src data:; base-uri 'none'"
 _IMPORT = re.compile(r'^import \{.*?\} from "\./(.+?)";\n', re.MULTILINE)
@@ -48,16 +51,20 @@ def export(pages: Pages, catalogue: Catalogue, folder: Path) -> int:
         (folder / "vendor").mkdir()
         files: dict[str, int] = {}
         for name, given in _asked(pages, catalogue):
+            key = key_of(name, given)
+            listed = name == "rollouts" and "filter" not in given  # that all rows give too
+            if key in files or (listed and key_of(ALL, {"run": given["run"]}) in files):
+                continue
             try:
-                answer = pages.answer(name, given)
+                answer = pages.all(given, ROWS, CHARACTERS) if name == ALL else pages.answer(name, given)
             except SilvaError as error:
                 answer = {"error": str(error)}
-            key = key_of(name, given)
-            if key in files:
+            if answer is None:
                 continue
             files[key] = len(files)
             _write(folder / "data" / f"{files[key]}.js", f"silvaData({embed(key)},{embed(answer)});\n")
-        _write(folder / "data" / "index.js", f"globalThis.silvaExport={embed({'files': files})};\n")
+        about = {"files": files, "most": ROWS}
+        _write(folder / "data" / "index.js", f"globalThis.silvaExport={embed(about)};\n")
         _write_front(folder)
     except OSError as error:
         raise ConfigError(f"--export {folder} cannot be written: {error.strerror or error}") from error
@@ -116,7 +123,7 @@ def _asked(pages: Pages, catalogue: Catalogue) -> Iterator[tuple[str, dict[str, 
     yield "runs", {}
     for run in catalogue.runs().values():
         of = {"run": [run.name]}
-        for name in ("run", "steps", "curves", "outcomes", "rollouts"):
+        for name in ("run", "steps", "curves", "outcomes", ALL, "rollouts"):
             yield name, of
         yield from _of_rollouts(pages, run, of)
 

@@ -117,7 +117,20 @@ class Pages:
             self._files(run, given), _maybe(given, "filter"), _maybe(given, "sort") or "-step",
             after if isinstance(after, list) else [], min(limit, MOST),
         )  # fmt: skip
-        return {**found, "about": {row["reason"]: ABOUT.get(row["reason"], "") for row in found["rows"]}}
+        return {**found, "about": _about(found["rows"])}
+
+    def all(self, given: Parameters, most: int, characters: int) -> dict[str, Any] | None:
+        """All rows of a run for filters in an export; None if there are more than `most`.
+
+        Args:
+            characters: of all texts together; if they have more, the rows have no text.
+        """
+        files = [*self._run(given).rollouts().values()]
+        if self._query.count(files)["count"] > most:
+            return None
+        rows, names = self._query.everything(files, characters) if files else ([], [*KINDS])
+        return {"rows": rows, "about": _about(rows), "named": NAMED,
+                "columns": {name: KINDS[name] for name in names}}  # fmt: skip
 
     def count(self, given: Parameters) -> dict[str, Any]:
         return self._query.count([*self._files(self._run(given), given).values()], _maybe(given, "filter"))
@@ -238,6 +251,11 @@ PAGES: Mapping[str, Callable[[Pages, Parameters], dict[str, Any]]] = {
     "rollout": Pages.rollout, "tokens": Pages.tokens, "texts": Pages.texts, "outcomes": Pages.outcomes,
     "columns": Pages.columns,
 }  # fmt: skip
+
+
+def _about(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Reasons of rows in words."""
+    return {row["reason"]: ABOUT.get(row["reason"], "") for row in rows}
 
 
 def _within(members: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

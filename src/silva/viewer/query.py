@@ -119,6 +119,14 @@ class Query:
             return {"count": 0, "reward": None}
         return self._ask(f"{_COUNT} WHERE {where}", [_names(files), *bound])[0]
 
+    def everything(self, files: Sequence[Path], characters: int) -> tuple[list[dict[str, Any]], list[str]]:
+        """All rows, with all columns that a filter may name, and these columns: without `text` if all texts
+        together have more characters."""
+        size = self._ask(f"SELECT sum(length(text)) AS size FROM {_SOURCE}", [_names(files)])[0]["size"]
+        names = [name for name in KINDS if name != "text" or (size or 0) <= characters]
+        columns = ", ".join([*(f'{SQL[name]} AS "{name}"' for name in names), *NAMED, '"at"'])
+        return self._ask(f'SELECT {columns} FROM {_SOURCE} ORDER BY step, "at"', [_names(files)]), names
+
     def groups(self, file: Path) -> list[dict[str, Any]]:
         """The groups of a step, with what became of them."""
         return self._ask(_GROUPS, [_names([file])])

@@ -1,5 +1,6 @@
 // Where data comes from: the server, or the files of an export. Everything is plain JSON.
 import { useEffect, useRef, useState } from "./vendor/preact_htm.js";
+import { chosenOf } from "./filter.js";
 
 /** The same text for the same question, which names it in an export. */
 export function keyOf(name, parameters) {
@@ -13,8 +14,12 @@ export const exported = () => globalThis.silvaExport || null;
 /** Whether a page can be shown: an export holds some of them. */
 export const held = (name, parameters) => !exported() || exported().files[keyOf(name, parameters)] != null;
 
+/** Whether the rollouts of a run can be filtered: an export has all rows of runs that are not too long. */
+export const filters = (run) => held("all", { run });
+
 export async function ask(name, parameters) {
   const key = keyOf(name, parameters);
+  if (exported() && name === "rollouts" && !held(name, parameters) && filters(parameters.run)) return chosenOf(await ask("all", { run: parameters.run }), parameters);
   if (exported()) return fromDisk(key);
   const answer = await fetch(`api/${key}`, { cache: "no-cache" });
   const found = await answer.json();
@@ -22,10 +27,15 @@ export async function ask(name, parameters) {
   return found;
 }
 
-const waiting = new Map();
+const waiting = new Map(), read = new Map();
 globalThis.silvaData = (key, value) => waiting.get(key)?.(value);
 
 function fromDisk(key) {
+  if (!read.has(key)) read.set(key, reading(key));
+  return read.get(key);
+}
+
+function reading(key) {
   const file = exported().files[key];
   if (file == null) return Promise.reject(new Error("This export does not hold that page. `silva view` shows everything."));
   return new Promise((done, failed) => {

@@ -1,6 +1,6 @@
 // The list of rollouts: filter, order, as many as there are. And what came to nothing, by kind.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
-import { ask, exported, useData } from "./api.js";
+import { ask, exported, filters, held, useData } from "./api.js";
 import { Chip, Reward, VirtualRows, Waiting, link, number, useChosen } from "./parts.js";
 
 const SORTS = { "-step": "newest", step: "oldest", "-reward": "highest reward", reward: "lowest reward", "-advantage": "highest advantage", "-response_tokens": "most reply tokens", "-tool_calls": "most tool calls", "-turns": "most turns", "-entropy": "highest entropy" };
@@ -17,22 +17,23 @@ export function RolloutsPage({ given, stamp, go }) {
   return html`
     <div class="bar"><h1>Rollouts</h1></div>
     <form class="bar small" onSubmit=${(e) => { e.preventDefault(); to({ filter: e.target.elements.filter.value.trim() }); }}>
-      ${!exported() && html`<label class="grow">Filter <input class="mono" type="search" id="filter" spellcheck="false" autocomplete="off" placeholder='reward < 0.3 and "timeout" in text' value=${text} onInput=${(e) => type(e.target.value)} /></label>
+      ${filters(run) && html`<label class="grow">Filter <input class="mono" type="search" id="filter" spellcheck="false" autocomplete="off" placeholder='reward < 0.3 and "timeout" in text' value=${text} onInput=${(e) => type(e.target.value)} /></label>
       <button type="submit">Apply</button>
       <label>Order <select value=${sort} onChange=${(e) => to({ sort: e.target.value })}>${Object.entries(SORTS).map(([key, words]) => html`<option key=${key} value=${key}>${words}</option>`)}</select></label>`}
       ${step && html`<a class="button" href=${link("rollouts", { run, filter, sort })}>step ${step} ×</a>`}
     </form>
-    ${exported() && html`<p class="muted">These are the first rollouts of the run, or of the step. Filters and other orders need the files of the run: <code>silva view</code>, where they are.</p>`}
-    ${!exported() && html`<${Help} use=${(example) => to({ filter: example })} />`}
+    ${!filters(run) && html`<p class="muted">These are the first rollouts of the run, or of the step. In an export, filters and other orders take runs of up to ${number(exported().most)} rollouts; <code>silva view</code> takes any.</p>`}
+    ${filters(run) && html`<${Help} run=${run} use=${(example) => to({ filter: example })} />`}
     <${List} key=${[run, filter, sort, step].join("\n")} asked=${{ run, filter, sort: sort === "-step" ? "" : sort, step }} stamp=${stamp} go=${go} />`;
 }
 
-function Help({ use }) {
-  const found = useData("columns");
+function Help({ run, use }) {
+  const found = useData(exported() ? "all" : "columns", exported() ? { run } : {});
   return html`<details class="help"><summary>What a filter can say</summary>
     <p>Comparisons with <code>${"< <= > >= == !="}</code>, <code>"text" in column</code>, <code>column in (1, 2)</code>, <code>is none</code>, joined by <code>and</code>, <code>or</code>, <code>not</code>. A comparison with a missing value is false.</p>
     <p>${found.data && Object.entries(found.data.columns).map(([name, kind]) => html`<code key=${name} title=${kind}>${name}</code> `)}
     ${found.data && Object.keys(found.data.named).map((name) => html`<code key=${name}>${name}.NAME</code> `)}</p>
+    ${found.data && !found.data.columns.text && html`<p>What was said (<code>text</code>) is too long for this export; <code>silva view</code> looks through it.</p>`}
     <p>${EXAMPLES.map((example) => html`<button type="button" key=${example} class="plain mono" onClick=${() => use(example)}>${example}</button>`)}</p></details>`;
 }
 
@@ -60,12 +61,13 @@ function List({ asked, stamp, go }) {
     more();
     return () => { alive.current = false; };
   }, []);
-  const open = (row) => link("rollout", { run: asked.run, step: row.step, at: row.at });
-  const at = useChosen(rows.length, (i) => go(open(rows[i])));
+  const open = (row) => (held("rollout", { run: asked.run, step: row.step, at: row.at }) ? link("rollout", { run: asked.run, step: row.step, at: row.at }) : null);
+  const at = useChosen(rows.length, (i) => open(rows[i]) && go(open(rows[i])));
   begun.current ??= stamp; // known only when the list of runs has come
   const again = () => { begun.current = stamp; set([]); tell({ next: null, done: false, error: "", about: {} }); };
   return html`
-    <p class="muted" role="status">${state.error ? html`<span class="error" role="alert">${state.error}</span>` : !rows.length && !state.done ? "Looking …" : exported() ? `${number(rows.length)} shown` : state.next ? (count.data ? `${number(count.data.count)} rollouts fit, mean reward ${number(count.data.reward)}` : `${number(rows.length)} shown, counting …`) : `${number(rows.length)} rollouts fit, mean reward ${number(meanOf(rows))}`}
+    <p class="muted" role="status">${state.error ? html`<span class="error" role="alert">${state.error}</span>` : !rows.length && !state.done ? "Looking …" : !filters(asked.run) ? `${number(rows.length)} shown` : state.next ? (count.data ? `${number(count.data.count)} rollouts fit, mean reward ${number(count.data.reward)}` : `${number(rows.length)} shown, counting …`) : `${number(rows.length)} rollouts fit, mean reward ${number(meanOf(rows))}`}
+      ${exported() && filters(asked.run) && `; the dialogues of ${number(rows.filter(open).length)} of them are in this export`}
       ${stamp !== begun.current && html` <button type="button" class="plain" onClick=${again}>The run has gone on: read again</button>`}</p>
     ${!!rows.length && html`<div class="list-head" aria-hidden="true"><span>state</span><span class="num">step</span><span>task</span><span class="num">reward</span><span class="num wideonly">advantage</span><span class="num wideonly">turns</span><span class="num wideonly">calls</span><span class="num wideonly">reply tokens</span><span class="wideonly">ended by</span></div>
     <${VirtualRows} count=${rows.length} height=${38} label="Rollouts" selected=${at} more=${more} row=${(i) => html`<a key=${i} class="list-row ${i === at ? "chosen" : ""}" href=${open(rows[i])}><${Row} row=${rows[i]} about=${state.about} /></a>`} />`}
@@ -107,7 +109,7 @@ function Kinds({ rows, run, go }) {
   if (!rows.length) return html`<p class="empty">Nothing was dropped, failed or cut.</p>`;
   return html`<div class="wide" tabindex="0" role="region" aria-label="Kinds"><table><thead><tr><th>what</th><th>kind</th><th class="num">rollouts</th><th class="num">steps</th><th>latest</th></tr></thead>
     <tbody>${rows.map((row, i) => html`<tr key=${row.what + row.kind} class=${i === at ? "chosen" : ""}><td><${Chip} kind=${row.what} text=${row.what} /></td>
-      <td class="reason">${exported() ? row.kind : html`<a href=${link("rollouts", { run, filter: filterOf(row) })}>${row.kind}</a>`}${row.about && html`<div class="soft">${row.about}</div>`}</td>
+      <td class="reason">${!filters(run) ? row.kind : html`<a href=${link("rollouts", { run, filter: filterOf(row) })}>${row.kind}</a>`}${row.about && html`<div class="soft">${row.about}</div>`}</td>
       <td class="num">${number(row.count)}</td><td class="num">${row.first === row.step ? row.step : `${row.first} to ${row.step}`}</td>
       <td><a href=${link("rollout", { run, step: row.step, at: row.at })}>open</a></td></tr>`)}</tbody></table></div>`;
 }
