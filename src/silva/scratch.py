@@ -20,7 +20,7 @@ from pathlib import Path
 from silva.errors import ConfigError
 from silva.signals import held
 
-KINDS = ("sockets", "mcp", "miniwob", "ray", "scienceworld", "weights")
+KINDS = ("sockets", "mcp", "miniwob", "probe", "ray", "scienceworld", "weights")
 MEMORY = Path("/dev/shm")
 """Files here are shared memory (Linux)."""
 REAPER = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'

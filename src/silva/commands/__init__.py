@@ -43,6 +43,8 @@ COMMANDS: dict[str, Command] = {
         "@ configs/quickstart.toml --steps 20",
         "silva.commands.configured:rl",
         (_DRY_RUN,
+         Option("--probe", "with --dry-run: train for so many seconds in a scratch folder, and foretell "
+                "seconds, idle shares, age of tokens and memory of a step", "SECONDS", "a number"),
          Option("--seeds", "a LoRA run of each of these seeds, at once on one base model, and one report of "
                 "means and intervals", "N-N", "numbers such as 0-7 or 0,3,7"),
          *_RESUME, _OVERWRITE),
@@ -53,7 +55,9 @@ COMMANDS: dict[str, Command] = {
         "train with parts in other processes",
         "@ configs/services.toml",
         "silva.commands.configured:orchestrator",
-        (*_RESUME, _OVERWRITE),
+        (*_RESUME, _OVERWRITE,
+         Option("--probe", "as `silva rl --dry-run --probe` starts it: measure for so many seconds",
+                "SECONDS", "a number")),
         details="It holds no model: placement.trainer and placement.inference say where these are.\n"
                 "It can be stopped and started again while they go on. `silva rl` starts all three.",
     ),

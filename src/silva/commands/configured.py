@@ -25,9 +25,9 @@ def rl(given: Given) -> int:
     resolved, saved = _begun_or_new(given)
     config = resolved.config
     if "--dry-run" in given:
-        from silva.commands.plan import describe, plan_run
-
-        return _planned(resolved, lambda: describe(plan_run(config)))
+        return _rl_planned(resolved, given)
+    if "--probe" in given:
+        raise ConfigError("--probe: got no --dry-run; expected both, a plan with what a step will take")
     if config.placement.starts:
         from silva.commands.supervise import supervise
 
@@ -39,13 +39,38 @@ def rl(given: Given) -> int:
     return _trained(train, resolved, given)
 
 
-def _planned(resolved: Resolved, plan: Callable[[], str]) -> int:
-    """Print the configuration and the plan of it; nothing is written."""
+def _rl_planned(resolved: Resolved, given: Given) -> int:
+    from silva.commands.plan import describe, plan_run
+
+    def plan() -> tuple[Resolved, str]:
+        if "--probe" not in given:
+            return resolved, describe(plan_run(resolved.config))
+        from silva.commands.foretelling.probe import foretell, planned
+
+        foretold = foretell(resolved.config, _seconds(given))
+        return planned(resolved, foretold), describe(plan_run(resolved.config), foretold)
+
+    return _planned(plan)
+
+
+def _seconds(given: Given) -> float:
+    text = given.options["--probe"]
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"--probe: got {text}, expected a number of seconds above 0")
+    return seconds
+
+
+def _planned(plan: Callable[[], tuple[Resolved, str]]) -> int:
+    """Print the configuration that a plan gives, and its words; nothing is written."""
     from silva.config.saved import to_toml
 
     signals.be_caught()
     try:
-        said = plan()
+        resolved, said = plan()
     except signals.Interrupted:  # in the probe's warm start
         raise KeyboardInterrupt from None
     print(to_toml(resolved))
@@ -72,6 +97,12 @@ def orchestrator(given: Given) -> int:
 
     resolved, _ = _begun_or_new(given)
     check_addresses(resolved.config.placement)
+    if "--probe" in given:
+        from silva.commands.foretelling.probe import play
+
+        signals.be_caught()
+        play(resolved, _seconds(given))
+        return 0
     return _trained(train, resolved, given)
 
 
@@ -104,7 +135,7 @@ def sft(given: Given) -> int:
     if "--dry-run" in given:
         from silva.commands.plan_sft import describe, plan_supervised
 
-        return _planned(resolved, lambda: describe(plan_supervised(resolved.config)))
+        return _planned(lambda: (resolved, describe(plan_supervised(resolved.config))))
     from silva.commands.sft import supervise
 
     return _trained(supervise, resolved, given)

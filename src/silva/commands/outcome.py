@@ -13,6 +13,7 @@ import silva
 from silva.evaluation.evaluator import NLL
 from silva.models.loading import name_of
 from silva.monitoring.alerts.fall import with_interval
+from silva.monitoring.alerts.foretold import lines
 from silva.monitoring.alerts.gap import gap
 from silva.monitoring.report import write_report
 from silva.orchestrator.metrics import peak_memory_bytes
@@ -65,6 +66,9 @@ def finish(run: Run, state: RunState, weights: Path) -> RunOutcome:
         monitor.message(line, "result")
     for line in gap(read_metrics(folder.metrics), after):
         monitor.message(line, "warning")
+    if run.config.plan:
+        for line in lines(run.config.plan, read_metrics(folder.metrics)):
+            monitor.message(line, "result")
     if not state.steps_trained:
         monitor.message(f"nothing was learned from rewards: {NOTHING}", "warning")
     report = write_last_report(run, run.assembly.tokenizer.decode)  # with the warnings above

@@ -7,14 +7,16 @@
 Lengths are measured, not guessed, on the policy that RL will begin with. A warm start is therefore done first
 where the model is tiny; a larger model takes minutes for it, so there the script plays that it will imitate.
 A run at a service is planned by episodes that are sampled there, and says what these have cost.
-Not here: seconds, which depend on the machine, and how answers grow or shrink as a policy learns.
+Seconds, which depend on the machine, take a longer probe (foretelling/probe.py). Not here: how answers grow
+or shrink as a policy learns.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
 from silva.models.processor import multiplies_bfloat16
 from silva.models.trie import build
+from silva.monitoring.alerts.foretold import in_words_of
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
 from silva.orchestrator.scripted import warm_start
 from silva.ports import derive
@@ -171,7 +174,8 @@ def plan_run(config: RunConfig) -> Plan:
     )  # fmt: skip
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: Plan, foretold: Mapping[int, Mapping[str, float]] = MappingProxyType({})) -> str:
+    """In words. `foretold`: numbers of a step by level, see foretelling/probe.py."""
     config, probe, rollout = plan.config, plan.probe, plan.config.rollout
     groups, size, updates = rollout.groups_per_step, rollout.group_size, config.trainer.updates_per_step
     played = (groups * config.algorithm.oversample + plan.refills) * size
@@ -198,6 +202,7 @@ def describe(plan: Plan) -> str:
         f"{short(config.steps * trained)} in rows, if all stays as in a probe",
         f"{evaluations} evaluations of {plan.eval_episodes} held-out episodes",
         *needs,
+        *(f"at level {level}: {in_words_of(numbers)}" for level, numbers in foretold.items()),
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),

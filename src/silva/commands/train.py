@@ -100,7 +100,7 @@ async def train_in(
     async with opened(resolved, folder, steps=config.steps, notes=notes, console=console,
                       parts=parts) as run:  # fmt: skip
         try:
-            loop = await _prepare(run)
+            loop = await prepare(run)
             if run.checkpoint is None and config.warm_start is not None:
                 await loop.save()  # the warm start is never repeated
             if prepared:
@@ -112,7 +112,7 @@ async def train_in(
             raise
 
 
-async def _prepare(run: Run) -> rl.Loop:
+async def prepare(run: Run) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config, assembly, monitor, trace = run.config, run.assembly, run.monitor, run.trace
     trainer = await _trainer(run)

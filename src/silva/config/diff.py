@@ -20,6 +20,7 @@ MAY_CHANGE = frozenset(
         "output_dir",
         "checkpoint",
         "monitoring",
+        "plan",
         "synth",
         "eval.every",
         # Where the parts are: a machine may be lost, and others take its place.

@@ -20,6 +20,7 @@ from silva.config import field_types
 from silva.config.sections import (
     Checkpoint,
     Eval,
+    Foretold,
     Model,
     Natural,
     Positive,
@@ -119,6 +120,8 @@ class RunConfig(Section):
     """Terminal, files, report."""
     placement: Any = None
     """Device and threads."""
+    plan: Foretold | None = None
+    """What a probe has foretold of a step; null: nothing."""
 
     @property
     def replays_routing(self) -> bool:

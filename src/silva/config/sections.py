@@ -312,3 +312,26 @@ class Checkpoint(Section):
     """Newest checkpoints to keep."""
     keep_best: bool = True
     """Keep the best on evaluation too."""
+
+
+class Foretold(Section):
+    """Of one step, as `silva rl --dry-run --probe` writes it; the run says at its end how wrong it was."""
+
+    seconds: NotNegative | None = None
+    """Of a step, without evaluation and checkpoint."""
+    sampling: NotNegative | None = None
+    """Seconds of it in which nothing is trained."""
+    training: NotNegative | None = None
+    """Seconds of it."""
+    publishing: NotNegative | None = None
+    """Seconds of it in which new weights travel to the engine."""
+    engine_idle: Fraction | None = None
+    """Share of the time in which no request is in flight."""
+    trainer_idle: Fraction | None = None
+    """Share of the time in which the trainer has nothing to do."""
+    age: NotNegative | None = None
+    """Versions between the policy that sampled a token and the one that is trained on it, the mean."""
+    tokens: NotNegative | None = None
+    """Sampled in a step."""
+    memory: NotNegative | None = None
+    """GiB at most of the process that runs the loop."""

@@ -1,0 +1,165 @@
+"""`silva rl --dry-run --probe SECONDS`: the run's own loop for that long, and what a step will take.
+
+    scratch folder, the run's placement ──> level 0 ──> level 1 ──> Recording ──> levels 0, 1, 2
+                                              steps       steps      rates.py      schedule.py
+
+Level 0 is told as it was measured, the others by the schedule in virtual time. A step is never cut short, so
+one that is longer than the probe makes it longer. The run itself is not touched: its folder, its weights and
+its state are those of another run. Not here: costs of a service, and what the episodes teach (plan.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from silva.commands.common import as_resolved
+from silva.commands.foretelling.rates import Recording
+from silva.commands.foretelling.recorded import Piece, RecordedEngine, RecordedRollout, Step
+from silva.commands.supervise import supervise
+from silva.commands.train import prepare
+from silva.config.load import Resolved
+from silva.config.saved import saved_values, toml
+from silva.config.schema import RunConfig
+from silva.config.sections import Foretold
+from silva.errors import CapabilityError, SilvaError
+from silva.monitoring.alerts.foretold import found
+from silva.orchestrator.rl import Loop
+from silva.ports import CLOCK
+from silva.run import claimed, opened
+from silva.scratch import private_folder
+from silva.storage.metrics import read_metrics
+
+LEVELS = (0, 1, 2)
+AT_LEVEL_0 = 0.4  # of the seconds
+LEAST = 2  # steps of level 0, the first of which loads and compiles
+STEPS = 10_000  # of the probe's run, which is ended before
+FILE = "foretold.json"
+Numbers = Mapping[str, float]
+
+
+def foretell(config: RunConfig, seconds: float) -> dict[int, Numbers]:
+    """What a step will take, by level.
+
+    Raises:
+        CapabilityError: the run's parts are not all on this machine.
+        SilvaError: whatever would stop the run.
+    """
+    if (config.placement.processes and config.placement.clustered) or config.trainer.remote:
+        raise CapabilityError(
+            "--probe: got a run with parts on other machines, which a probe would use as the run does; "
+            'expected placement.type = "local" or "services"'
+        )
+    with private_folder("probe") as folder:
+        file = folder / "probe.toml"
+        file.write_text(toml(saved_values(_in_scratch(config, folder)), {}))
+        resolved = as_resolved(file)
+        if config.placement.starts:
+            code = supervise(resolved, [f"@{file}"], [f"--probe={seconds:g}"])
+            if code:
+                raise (
+                    KeyboardInterrupt
+                    if code == 130
+                    else SilvaError(f"--probe: the probe ended with exit code {code}; its words stand above")
+                )
+        else:
+            play(resolved, seconds)
+        told = json.loads((folder / FILE).read_text())
+    return {int(level): numbers for level, numbers in told.items()}
+
+
+def planned(resolved: Resolved, foretold: Mapping[int, Numbers]) -> Resolved:
+    """The configuration with what is foretold for its level."""
+    numbers = foretold.get(resolved.config.rollout.max_async_level, {})
+    plan = Foretold(**{name: float(f"{value:.4g}") for name, value in numbers.items()}) if numbers else None
+    return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"plan": plan}))
+
+
+def _in_scratch(config: RunConfig, folder: Path) -> RunConfig:
+    """The run in another folder, without what is not part of a step, at level 0."""
+    monitoring = type(config.monitoring)(
+        terminal="off", tensorboard=False, rollouts=config.monitoring.rollouts, report=False, trace=True
+    )
+    rollout = config.rollout.model_copy(update={"max_async_level": 0, "max_off_policy_steps": None})
+    return config.model_copy(update={
+        "name": "probe", "output_dir": str(folder), "steps": STEPS, "plan": None, "rollout": rollout,
+        "eval": config.eval.model_copy(update={"every": STEPS, "tasks": 1, "samples_per_task": 1}),
+        "checkpoint": config.checkpoint.model_copy(update={"every": 0, "keep_best": False}),
+        "monitoring": monitoring,
+    })  # fmt: skip
+
+
+def play(resolved: Resolved, seconds: float) -> None:
+    """Run the probe in the folder of a configuration, and write what it foretells there."""
+    with claimed(resolved, "play the probe again") as folder:
+        levels = asyncio.run(_play(resolved, folder, seconds))
+    (Path(resolved.config.output_dir) / FILE).write_text(json.dumps(levels))
+
+
+async def _play(resolved: Resolved, folder: Any, seconds: float) -> dict[int, Numbers]:
+    async with opened(resolved, folder, steps=STEPS) as run:
+        run.assembly.engine = RecordedEngine(run.assembly.engine)
+        loop = await prepare(run)
+        probe = Probe(loop, seconds)
+        with contextlib.suppress(_Over):
+            await loop.run(probe.step)
+        rows = {int(row["step"]): row for row in read_metrics(folder.metrics) if row["step"] > 0}
+        return probe.foretold(rows)
+
+
+class _Over(Exception):
+    """The probe has seen enough."""
+
+
+class Probe:
+    """Watches a loop, step by step, and raises its level when level 0 has been seen."""
+
+    def __init__(self, loop: Loop, seconds: float) -> None:
+        self._loop, self._seconds = loop, seconds
+        self._queue = queue = loop.parts.buffer.work
+        self._pieces, self._steps = list[Piece](), list[Step]()
+        self._began = self._last = CLOCK.monotonic()
+        self._known = 0, 0  # tokens in rows, and pieces, after the step before
+        queue.rollout = RecordedRollout(queue.rollout, self._pieces.append)
+        config, shared = loop.parts.config, loop.parts.trainer.capabilities.publishes == "shared"
+        stale = config.algorithm.on_policy and config.algorithm.rollout_correction is None
+        self.levels = LEVELS[:1] if shared or stale or config.rollout.overlap_training else LEVELS
+
+    def step(self) -> None:
+        """A step is done."""
+        now, phases = CLOCK.monotonic(), self._loop.parts.phases.step
+        rollout, train, publish = (phases[name] for name in ("rollout", "train", "publish"))
+        passed = rollout + train + publish
+        began = self._last if self._steps else now - passed
+        rows, pieces = self._loop.state.tokens_in_rows, len(self._pieces)
+        rest = max(0.0, now - began - passed)
+        self._steps.append(
+            Step(self._queue.level, began, rollout, train, publish, rest,
+                 row_tokens=rows - self._known[0], pieces=pieces - self._known[1])
+        )  # fmt: skip
+        self._known, self._last = (rows, pieces), now
+        left = self._seconds - (now - self._began) - passed
+        if left < 0 and (self._queue.level or len(self._steps) >= LEAST):
+            raise _Over
+        if not self._queue.level and len(self.levels) > 1 and len(self._steps) > LEAST and (
+            left < (1 - AT_LEVEL_0) * self._seconds):  # fmt: skip
+            self._queue.level = 1
+
+    def foretold(self, rows: Mapping[int, Mapping[str, Any]]) -> dict[int, Numbers]:
+        """By level. `rows`: the metrics of the steps."""
+        placement, cores = self._loop.parts.config.placement, len(os.sched_getaffinity(0))
+        share = min(1.0, cores / (2 * (placement.threads or cores)))
+        recording = Recording(self._steps, self._pieces, self._queue.batch, self._last, share)
+        measured = [rows[number] for number, step in enumerate(self._steps, 1) if step.level == 0]
+        whole = found(list(rows.values()))
+        at_0 = found(measured[1:] or measured)
+        told: dict[int, Numbers] = {0: {**at_0, "memory": whole["memory"]}}
+        for level in self.levels[1:]:
+            told[level] = {**at_0, **found(recording.foretold(level)), "memory": whole["memory"]}
+        return told
