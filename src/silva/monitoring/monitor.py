@@ -41,7 +41,7 @@ class Monitor:
 
     `resume_step=k` continues a run from its checkpoint at step k: rollouts of later steps are removed first,
     since these steps are done again (-1: of all steps). The caller cuts back the metrics.
-    `config` is what sinks show.
+    `config` is what sinks show; its plan says what a step was to take.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class Monitor:
         self._heartbeat = Heartbeat(self._run.now, self._doing)
         self._name, self._config = name, config
         self._outlets = Outlets(settings)
-        self._signs = Signs()
+        self._planned = (config.get("plan") or {}).get("seconds") or 0.0
+        self._signs = Signs(planned=self._planned)
         self._files_lock = threading.Lock()  # a disk that hangs must not silence the watchdog
         self._show_lock = threading.RLock()
         self._log_works = True
@@ -74,7 +75,7 @@ class Monitor:
         self.log(start_line())
         if self._resume_step is not None:
             truncate_rollouts(self._run.rollouts, self._resume_step)
-            self._signs = Signs(read_metrics(self._run.metrics))
+            self._signs = Signs(read_metrics(self._run.metrics), self._planned)
         self._show(lambda: self._terminal.start())
         self._outlets.open(self._run, self._name, self._config, self._resume_step, self.message)
         self._watchdog.start()

@@ -78,7 +78,10 @@ def planned(resolved: Resolved, foretold: Mapping[int, Numbers]) -> Resolved:
     """The configuration with what is foretold for its level."""
     numbers = foretold.get(resolved.config.rollout.max_async_level, {})
     plan = Foretold(**{name: float(f"{value:.4g}") for name, value in numbers.items()}) if numbers else None
-    return dataclasses.replace(resolved, config=resolved.config.model_copy(update={"plan": plan}))
+    config = resolved.config.model_copy(update={"plan": plan})
+    return dataclasses.replace(
+        resolved, config=config, provenance={**resolved.provenance, "plan.seconds": "--probe"}
+    )
 
 
 def _in_scratch(config: RunConfig, folder: Path) -> RunConfig:

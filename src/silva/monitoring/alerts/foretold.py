@@ -21,6 +21,7 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "memory": ("peak memory of the loop's process", " GiB"),
 }
 """What is foretold, in words, and its unit."""
+SHARES = ("engine_idle", "trainer_idle")
 
 
 def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -36,7 +37,7 @@ def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     sampled = [row["rollout/sampled_tokens"] for row in steps if "rollout/sampled_tokens" in row]
     memory = [row["perf/peak_memory_bytes"] for row in steps if "perf/peak_memory_bytes" in row]
     known = {
-        "seconds": median(seconds(row) for row in steps),
+        "seconds": median(map(seconds_of, steps)),
         "sampling": middle("perf/seconds/rollout"),
         "training": middle("perf/seconds/train"),
         "publishing": middle("perf/seconds/publish"),
@@ -49,7 +50,7 @@ def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def seconds(row: Mapping[str, Any]) -> float:
+def seconds_of(row: Mapping[str, Any]) -> float:
     """Of a step, without evaluation and checkpoint."""
     return sum(row.get(f"perf/seconds/{phase}") or 0.0 for phase in PHASES)
 
@@ -67,7 +68,7 @@ def in_words_of(numbers: Mapping[str, float]) -> str:
 
 def off(name: str, planned: float, came: float) -> float:
     """By how much a number was planned too high: a share of what came; of shares and ages the difference."""
-    if name in ("engine_idle", "trainer_idle", "age"):
+    if name in (*SHARES, "age"):
         return planned - came
     return planned / came - 1 if came else 0.0
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean, median, pvariance
 from typing import Any
+
+from silva.monitoring.alerts.foretold import seconds_of
 
 WINDOW = 10  # steps
 SOLVED = 0.8  # of training episodes
@@ -23,19 +26,26 @@ FAILED = 0.1  # share of episodes without a result
 CUT, REPEATED, GREW = 0.5, 0.5, 0.25  # share of replies; and how much larger than at first
 TEACHING = 0.2  # share of groups that are trained on
 SLOWER = 3.0, 5.0  # times the seconds of a step at first, and seconds more: others may use the machine
+OFF = 1.5  # times the seconds of a step that were foretold
 LONGER = 3.0  # times the tokens of a rollout at first
 NO_INFORMATION = 0.1  # share of what replies could say of their prompt
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-_PHASES = ("rollout", "train", "publish")
 
 
 class Signs:
     """Those of one run. A sign is told once, and again only if it has been away for `WINDOW` steps."""
 
-    def __init__(self, rows: Rows = ()) -> None:
-        """`rows`: of steps that an earlier process has made, whose signs have been told."""
+    def __init__(self, rows: Rows = (), planned: float = 0.0) -> None:
+        """`rows`: of steps that an earlier process has made, whose signs have been told.
+
+        Args:
+            planned: seconds of a step that were foretold; 0: nothing was.
+        """
+        self._signs = dict(SIGNS)
+        if planned:
+            self._signs["plan"] = partial(plan, planned)
         self._rows: list[Row] = []
         self._seen: dict[str, int] = {}
         for row in rows:
@@ -47,7 +57,7 @@ class Signs:
             return []
         self._rows.append(row)
         told = []
-        for name, sign in SIGNS.items():
+        for name, sign in self._signs.items():
             text = sign(self._rows)
             if text and self._seen.get(name, -WINDOW - 1) < len(self._rows) - WINDOW:
                 told.append(text)
@@ -160,8 +170,19 @@ def teaching(rows: Rows) -> str:
     )
 
 
+def plan(planned: float, rows: Rows) -> str:
+    """Beside `time`, which a plan without a probe leaves to the first steps."""
+    now = median(map(seconds_of, rows[-WINDOW:]))
+    if len(rows) < WINDOW or now < OFF * planned:
+        return ""
+    return (
+        f"a step takes {now:.3g} s, {planned:.3g} s were foretold: the run ends later than was planned. "
+        "perf/seconds/... says which phase it is"
+    )
+
+
 def time(rows: Rows) -> str:
-    seconds = [sum(row.get(f"perf/seconds/{phase}") or 0.0 for phase in _PHASES) for row in rows]
+    seconds = list(map(seconds_of, rows))
     if len(seconds) < 2 * WINDOW or not (first := median(seconds[:WINDOW])):
         return ""
     now = median(seconds[-WINDOW:])

@@ -1,0 +1,279 @@
+"""What a probe foretells, against work played in virtual time by the run's own queue, and by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tomllib
+from collections.abc import AsyncIterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests import virtual_clock
+
+from silva.cli import main
+from silva.commands.foretelling.probe import Probe, _Over
+from silva.commands.foretelling.recorded import RecordedEngine
+from silva.commands.foretelling.schedule import Ask, Rates, Schedule, Script, Stage
+from silva.config.sections import Foretold
+from silva.monitoring.alerts.foretold import found, lines
+from silva.monitoring.alerts.signs import Signs
+from silva.orchestrator.work import WorkQueue
+from silva.ports import CLOCK, use_clock
+from silva.protocols import Work
+from silva.types import Completion, Group, SamplingParams, Task
+
+
+def schedule(
+    level: int, train: float, *, tool: float = 1.0, crowd: float = 0.0, batch: int = 2
+) -> dict[str, float]:
+    """Pieces of two requests, 1 s of the engine each, with a tool between; what a step then takes."""
+    script = Script([Ask(-1, 0.0, 1.0, 10), Ask(0, tool, 1.0, 10)], 0.5)
+    made = Schedule(
+        [script], [Stage([batch], train)], Rates(crowd), batch=batch, level=level, publish=0.25, rest=0.25
+    )
+    return found(made.play(12)[4:])
+
+
+def test_a_schedule_of_equal_work_is_what_a_hand_computes() -> None:
+    """A batch plays for 1 + 1 + 1 + 0.5 = 3.5 s."""
+    assert schedule(0, 2.0)["seconds"] == pytest.approx(3.5 + 2.0 + 0.25)
+    assert schedule(0, 2.0)["engine_idle"] == pytest.approx(1 - (2.0 + 0.25) / 6)
+    assert schedule(0, 2.0)["trainer_idle"] == pytest.approx(1 - 2.25 / 6)
+    assert schedule(0, 2.0)["age"] == 0
+    # Two batches in flight, each of which begins when the step before the last one has been taken.
+    assert schedule(1, 1.0)["seconds"] == pytest.approx((3.5 + 1.0 + 0.25 + 0.25) / 2 - 0.25)
+    # The trainer never waits: all is played with the weights of one and two steps before.
+    busy = schedule(2, 20.0)
+    assert busy["seconds"] == pytest.approx(20.25) and busy["sampling"] == 0
+    assert busy["age"] == pytest.approx(2.0)
+    # Each of two requests has half of the engine: with crowd = 1 one alone takes 1 s * (1 + 1), two 1 s * 3.
+    assert schedule(0, 2.0, crowd=1.0)["sampling"] == pytest.approx(3 + 1 + 3 + 0.5)
+
+
+class Sampler:
+    """An engine that gives n requests a token each in first + more * n seconds; it shares cores."""
+
+    def __init__(self, first: float, more: float, share: float) -> None:
+        self.first, self.more, self.share = first, more, share
+        self.requests: dict[asyncio.Future[None], int] = {}
+        self.trains, self.stepping = False, False
+
+    async def sample(self, tokens: Any, params: SamplingParams, *, session: str = "") -> Completion:
+        done = asyncio.get_running_loop().create_future()
+        self.requests[done] = params.max_tokens
+        if not self.stepping:
+            self.stepping, self.task = True, asyncio.ensure_future(self._steps())
+        await done
+        count = params.max_tokens
+        return Completion((1,) * count, *((0.0,) * count,) * 3, (0,) * count, "length")
+
+    async def _steps(self) -> None:
+        while self.requests:
+            seconds = self.first + self.more * len(self.requests)
+            await CLOCK.sleep(seconds / (self.share if self.trains else 1.0))
+            for done in list(self.requests):
+                self.requests[done] -= 1
+                if not self.requests[done]:
+                    del self.requests[done]
+                    done.set_result(None)
+        self.stepping = False
+
+
+class Play:
+    """Episodes of two to four turns with a tool between them; which ones depends on the piece alone."""
+
+    def __init__(self, engine: Any, tool: float) -> None:
+        self.engine, self.tool, self.count = engine, tool, 0
+
+    async def run(self, work: Work) -> AsyncIterator[Group]:
+        number, self.count = self.count, self.count + 1
+
+        async def episode(index: int) -> None:
+            for turn in range(2 + (number + index) % 3):
+                length = 10 + (7 * number + 3 * index + 5 * turn) % 20
+                await self.engine.sample([1], SamplingParams(length), session=f"{number}/{index}")
+                await CLOCK.sleep(self.tool)
+
+        await asyncio.gather(*map(episode, range(3)))
+        yield Group(work.id, work.task, ())
+
+
+class Machine:
+    """A loop with the run's own queue; the trainer takes `train` seconds, more beside requests."""
+
+    def __init__(self, *, train: float, tool: float, engine: float = 1.0, trainer: float = 1.0) -> None:
+        self.sampler = Sampler(0.02, 0.004, engine)
+        self.train, self.trainer = train, trainer
+        task = SimpleNamespace(label="w", taskset=None), Task("w/0", "w", 0, {})
+        stream: Any = SimpleNamespace(draw=lambda: task)
+        ledger: Any = SimpleNamespace(record=lambda *a, **k: None, commit=lambda: None)
+        play = Play(RecordedEngine(self.sampler), tool)  # type: ignore[arg-type]
+        self.work = WorkQueue(stream, play, ledger, batch=4, steps=1000)
+        config = SimpleNamespace(
+            algorithm=SimpleNamespace(on_policy=False), rollout=SimpleNamespace(overlap_training=False),
+            placement=SimpleNamespace(threads=1),
+        )  # fmt: skip
+        self.parts = SimpleNamespace(
+            buffer=SimpleNamespace(work=self.work), phases=SimpleNamespace(step={}), config=config,
+            trainer=SimpleNamespace(capabilities=SimpleNamespace(publishes="folder")),
+        )  # fmt: skip
+        self.state = SimpleNamespace(tokens_in_rows=0)
+
+    async def steps(self, count: int, done: Any = lambda: None) -> list[dict[str, float]]:
+        rows = list[dict[str, float]]()
+        with contextlib.suppress(_Over):
+            for step in range(1, count + 1):
+                times = [CLOCK.monotonic()]
+                await self.work.take(4, step, attempt=0, temperature=1.0)
+                times.append(CLOCK.monotonic())
+                self.sampler.trains, left = True, self.train
+                while left > 0:
+                    await CLOCK.sleep(0.01)
+                    left -= 0.01 * (self.trainer if self.sampler.requests else 1.0)
+                times.append(CLOCK.monotonic())
+                await CLOCK.sleep(0.1)
+                self.sampler.trains = False
+                times.append(CLOCK.monotonic())
+                self.state.tokens_in_rows += 1000
+                phases = [b - a for a, b in pairwise(times)]
+                self.parts.phases.step = dict(zip(("rollout", "train", "publish"), phases, strict=True))
+                await CLOCK.sleep(0.05)
+                seconds = {f"perf/seconds/{name}": each for name, each in self.parts.phases.step.items()}
+                rows.append({"step": step, "perf/peak_memory_bytes": 2.0**30, **seconds})
+                done()
+        await self.work.close()
+        return rows
+
+
+def probed(seconds: float, **machine: float) -> tuple[Mapping[int, Mapping[str, float]], int]:
+    """What a probe foretells, and the level that it ended at."""
+
+    async def play() -> tuple[Mapping[int, Mapping[str, float]], int]:
+        made = Machine(**machine)  # type: ignore[arg-type]
+        probe = Probe(made, seconds)  # type: ignore[arg-type]
+        rows = await made.steps(1000, probe.step)
+        return probe.foretold({int(row["step"]): row for row in rows}), made.work.level
+
+    with use_clock(virtual_clock.LoopClock()):
+        return virtual_clock.run(play())
+
+
+def came(level: int, **machine: float) -> dict[str, float]:
+    async def play() -> list[dict[str, float]]:
+        made = Machine(**machine)  # type: ignore[arg-type]
+        made.work.level = level
+        return await made.steps(14)
+
+    with use_clock(virtual_clock.LoopClock()):
+        return found(virtual_clock.run(play())[4:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "machine",
+    [
+        {"train": 1.0, "tool": 2.0},  # tools take longest
+        {"train": 12.0, "tool": 0.1},  # the trainer does
+        {"train": 6.0, "tool": 0.5, "engine": 0.5, "trainer": 0.6},  # they share cores
+    ],
+)
+def test_levels_are_foretold_from_a_minute_of_levels_0_and_1(machine: dict[str, float]) -> None:
+    told, ended = probed(90.0, **machine)
+    assert ended == 1 and sorted(told) == [0, 1, 2]
+    for level in (0, 1, 2):
+        assert told[level]["seconds"] == pytest.approx(came(level, **machine)["seconds"], rel=0.1)
+        assert told[level]["memory"] == 1.0
+
+
+STEP = {"perf/seconds/rollout": 2.0, "perf/seconds/train": 1.0, "perf/seconds/publish": 0.5,
+        "perf/idle/engine": 0.4, "train/share/age0": 0.25, "train/share/age2": 0.75,
+        "rollout/sampled_tokens": 300.0, "perf/peak_memory_bytes": 2.0**31}  # fmt: skip
+
+
+def test_a_run_says_how_wrong_its_plan_was() -> None:
+    rows = [
+        STEP,
+        {**STEP, "perf/seconds/rollout": 4.0, "rollout/sampled_tokens": 100.0},
+        {**STEP, "eval/x": 1.0},
+    ]
+    evaluation = {"step": 0, "perf/seconds/eval": 9.0}
+    assert found([evaluation, *rows]) == {
+        "seconds": 3.5, "sampling": 2.0, "training": 1.0, "publishing": 0.5, "engine_idle": 0.4, "age": 1.5,
+        "tokens": pytest.approx(700 / 3), "memory": 2.0,
+    }  # fmt: skip
+    plan = Foretold(seconds=2.8, engine_idle=0.5, trainer_idle=0.5, age=1.0, memory=2.5)
+    assert lines(plan, rows) == [
+        "plan: a step: 2.8 s foretold, 3.5 s found (-20%)",
+        "plan: engine idle: 50% foretold, 40% found (+10% points)",
+        "plan: age of tokens: 1 versions foretold, 1.5 versions found (-0.50)",
+        "plan: peak memory of the loop's process: 2.5 GiB foretold, 2 GiB found (+25%)",
+    ]
+
+
+def test_steps_that_take_longer_than_planned_are_told_once() -> None:
+    row = {**STEP, "trajectories/played": 8}
+    assert not any(Signs(planned=seconds).step(row) for seconds in (0.0, 2.0))
+    for planned, told in ((2.0, 1), (3.0, 0), (0.0, 0)):
+        signs = Signs(planned=planned)
+        said = [text for _ in range(15) for text in signs.step(row)]
+        assert [text.partition(":")[0] for text in said] == [
+            f"a step takes 3.5 s, {planned:g} s were foretold"
+        ] * told
+
+
+CONFIG = """
+steps = 2
+model = {type = "tiny", layers = 1, width = 32}
+environments = [{type = "bandit", style = "compact"}]
+rollout = {groups_per_step = 4, group_size = 4, limits = {max_turns = 2, max_turn_tokens = 4}}
+algorithm = {drop_zero_variance = false, max_refills = 0}
+eval = {every = 0, tasks = 2}
+monitoring = {terminal = "off"}
+"""
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_probe_is_a_file_whose_run_says_how_wrong_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    assert main(["rl", "@", "a.toml", "--dry-run", "--probe", "1"]) == 0
+    text = capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]  # the run is as it was
+    plan = tomllib.loads(text)["plan"]
+    assert plan["seconds"] >= plan["training"] > 0 and plan["age"] == 0 and "# --probe" in text
+    assert "#   at level 0: a step " in text and "at level 1" not in text  # the trainer shares its weights
+    Path("b.toml").write_text(text)
+    assert main(["rl", "@", "b.toml"]) in (0, 3)  # 3: in two steps nothing was learned
+    log = (tmp_path / "runs" / "run" / "run.log").read_text()
+    assert " result: plan: a step: " in log
+    assert " result: plan: tokens sampled a step: " in log
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--probe", "5"], "--probe: got no --dry-run"),
+        (["--dry-run", "--probe", "0"], "--probe: got 0, expected a number of seconds above 0"),
+        (["--dry-run", "--probe", "soon"], "--probe: got soon, expected"),
+        (["--dry-run", "--probe", "nan"], "--probe: got nan, expected"),
+        (["--dry-run", "--probe", "5", "--placement.type", "ray"], "expected placement.type"),
+    ],
+)
+def test_what_a_probe_refuses(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.toml").write_text(CONFIG)
+    assert main(["rl", "@", "a.toml", *flags]) != 0
+    assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.toml"]
