@@ -15,9 +15,9 @@ import pytest
 from tests import virtual_clock
 
 from silva.cli import main
-from silva.commands.foretelling.probe import Probe, _Over
+from silva.commands.foretelling.probe import LoopProbe, _Over
 from silva.commands.foretelling.recorded import RecordedEngine
-from silva.commands.foretelling.schedule import Ask, Rates, Schedule, Script, Stage
+from silva.commands.foretelling.schedule import Ask, Rates, Schedule, StepScript, WorkScript
 from silva.config.sections import Foretold
 from silva.monitoring.alerts.foretold import found, lines
 from silva.monitoring.alerts.signs import Signs
@@ -31,9 +31,15 @@ def schedule(
     level: int, train: float, *, tool: float = 1.0, crowd: float = 0.0, batch: int = 2
 ) -> dict[str, float]:
     """Pieces of two requests, 1 s of the engine each, with a tool between; what a step then takes."""
-    script = Script([Ask(-1, 0.0, 1.0, 10), Ask(0, tool, 1.0, 10)], 0.5)
+    script = WorkScript([Ask(-1, 0.0, 1.0, 10), Ask(0, tool, 1.0, 10)], 0.5)
     made = Schedule(
-        [script], [Stage([batch], train)], Rates(crowd), batch=batch, level=level, publish=0.25, rest=0.25
+        [script],
+        [StepScript([batch], train)],
+        Rates(crowd),
+        batch=batch,
+        level=level,
+        publish=0.25,
+        rest=0.25,
     )
     return found(made.play(12)[4:])
 
@@ -154,7 +160,7 @@ def probed(seconds: float, **machine: float) -> tuple[Mapping[int, Mapping[str, 
 
     async def play() -> tuple[Mapping[int, Mapping[str, float]], int]:
         made = Machine(**machine)  # type: ignore[arg-type]
-        probe = Probe(made, seconds)  # type: ignore[arg-type]
+        probe = LoopProbe(made, seconds)  # type: ignore[arg-type]
         rows = await made.steps(1000, probe.step)
         return probe.foretold({int(row["step"]): row for row in rows}), made.work.level
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from silva.commands.common import as_resolved
 from silva.commands.foretelling.rates import Recording
-from silva.commands.foretelling.recorded import Piece, RecordedEngine, RecordedRollout, Step
+from silva.commands.foretelling.recorded import RecordedEngine, RecordedRollout, TimedPiece, TimedStep
 from silva.commands.supervise import supervise
 from silva.commands.train import prepare
 from silva.config.load import Resolved
@@ -109,7 +109,7 @@ async def _play(resolved: Resolved, folder: Any, seconds: float) -> dict[int, Nu
     async with opened(resolved, folder, steps=STEPS) as run:
         run.assembly.engine = RecordedEngine(run.assembly.engine)
         loop = await prepare(run)
-        probe = Probe(loop, seconds)
+        probe = LoopProbe(loop, seconds)
         with contextlib.suppress(_Over):
             await loop.run(probe.step)
         rows = {int(row["step"]): row for row in read_metrics(folder.metrics) if row["step"] > 0}
@@ -120,13 +120,13 @@ class _Over(Exception):
     """The probe has seen enough."""
 
 
-class Probe:
+class LoopProbe:
     """Watches a loop, step by step, and raises its level when level 0 has been seen."""
 
     def __init__(self, loop: Loop, seconds: float) -> None:
         self._loop, self._seconds = loop, seconds
         self._queue = queue = loop.parts.buffer.work
-        self._pieces, self._steps = list[Piece](), list[Step]()
+        self._pieces, self._steps = list[TimedPiece](), list[TimedStep]()
         self._began = self._last = CLOCK.monotonic()
         self._known = 0, 0  # tokens in rows, and pieces, after the step before
         queue.rollout = RecordedRollout(queue.rollout, self._pieces.append)
@@ -143,7 +143,7 @@ class Probe:
         rows, pieces = self._loop.state.tokens_in_rows, len(self._pieces)
         rest = max(0.0, now - began - passed)
         self._steps.append(
-            Step(self._queue.level, began, rollout, train, publish, rest,
+            TimedStep(self._queue.level, began, rollout, train, publish, rest,
                  row_tokens=rows - self._known[0], pieces=pieces - self._known[1])
         )  # fmt: skip
         self._known, self._last = (rows, pieces), now

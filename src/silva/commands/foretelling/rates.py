@@ -9,8 +9,8 @@ from statistics import median
 
 import numpy as np
 
-from silva.commands.foretelling.recorded import Piece, Request, Step
-from silva.commands.foretelling.schedule import Ask, Rates, Schedule, Script, Stage
+from silva.commands.foretelling.recorded import TimedPiece, TimedRequest, TimedStep
+from silva.commands.foretelling.schedule import Ask, Rates, Schedule, StepScript, WorkScript
 
 LEAST = 0.1  # of its speed that a part keeps whatever others do
 PLAYED, LEFT_OUT = 24, 4  # steps in virtual time, and how many of them at first are not counted
@@ -21,13 +21,13 @@ class Recording:
     """Of a probe. `share`: what engine and trainer keep of their speeds while both are at work, if no step of
     level 1 says it."""
 
-    steps: Sequence[Step]
-    pieces: Sequence[Piece]
+    steps: Sequence[TimedStep]
+    pieces: Sequence[TimedPiece]
     batch: int
     ended: float
     share: float = 1.0
 
-    def at_level(self, level: int) -> list[Step]:
+    def at_level(self, level: int) -> list[TimedStep]:
         """The steps of a level; without the very first, which loads and compiles, if there are others."""
         found = [step for step in self.steps if step.level == level]
         return found[1:] if level == 0 and len(found) > 1 else found
@@ -38,7 +38,7 @@ class Recording:
         scripts = [_script(piece, works) for piece in self.pieces if not math.isnan(piece.ended)]
         alone, later = self.at_level(0), self.at_level(1 if level else 0) or self.at_level(0)
         stages = [
-            Stage([self.batch, *([more] if (more := step.pieces - self.batch) > 0 else [])], step.train)
+            StepScript([self.batch, *([more] if (more := step.pieces - self.batch) > 0 else [])], step.train)
             for step in alone
         ]
         schedule = Schedule(
@@ -47,7 +47,7 @@ class Recording:
         )  # fmt: skip
         return schedule.play(PLAYED)[LEFT_OUT:]
 
-    def _fitted(self) -> tuple[Rates, dict[Request, float]]:
+    def _fitted(self) -> tuple[Rates, dict[TimedRequest, float]]:
         """Rates, and the seconds that each request takes alone."""
         apart = [step for step in self.steps if step.level == 0]
         switched = apart[-1].training[1] + apart[-1].rest
@@ -84,7 +84,7 @@ class Recording:
 class _Crowds:
     """How many requests are in flight, and whether the trainer is at work, from one event to the next."""
 
-    def __init__(self, asked: Sequence[Request], steps: Sequence[Step], end: float) -> None:
+    def __init__(self, asked: Sequence[TimedRequest], steps: Sequence[TimedStep], end: float) -> None:
         began = np.sort([request.began for request in asked])
         ended = np.sort([end if math.isnan(request.ended) else request.ended for request in asked])
         trained = np.array([step.training for step in steps])
@@ -102,13 +102,13 @@ class _Crowds:
         sums = np.concatenate([[0.0], np.cumsum(values * np.diff(self._times))])
         return np.interp(ends, self._times, sums) - np.interp(begins, self._times, sums)
 
-    def passed(self, values: np.ndarray, requests: Sequence[Request]) -> np.ndarray:
+    def passed(self, values: np.ndarray, requests: Sequence[TimedRequest]) -> np.ndarray:
         """The integral over the time of each request."""
         begins, ends = np.array([(request.began, request.ended) for request in requests]).T
         return self.between(values, begins, ends)
 
 
-def _crowd(requests: Sequence[Request], crowds: _Crowds) -> float:
+def _crowd(requests: Sequence[TimedRequest], crowds: _Crowds) -> float:
     """Least squares of seconds = tokens * (a + b * requests in flight): b / a."""
     seconds = np.array([request.ended - request.began for request in requests])
     tokens = np.array([request.tokens for request in requests], float)
@@ -121,7 +121,7 @@ def _bounded(share: float) -> float:
     return float(min(1.0, max(LEAST, share)))
 
 
-def _script(piece: Piece, works: dict[Request, float]) -> Script:
+def _script(piece: TimedPiece, works: dict[TimedRequest, float]) -> WorkScript:
     """A request waits for the one of its session that ended last before it began."""
     asks = list[Ask]()
     requests = [request for request in piece.requests if request in works]
@@ -134,4 +134,4 @@ def _script(piece: Piece, works: dict[Request, float]) -> Script:
         ended, number = max(before, default=(piece.began, -1))
         asks.append(Ask(number, request.began - ended, works[request], request.tokens))
     last = max((request.ended for request in requests), default=piece.began)
-    return Script(asks, max(0.0, piece.ended - last))
+    return WorkScript(asks, max(0.0, piece.ended - last))

@@ -15,7 +15,7 @@ from silva.types import Completion, Group, SamplingParams
 
 
 @dataclass(eq=False)
-class Request:
+class TimedRequest:
     """`ended`: NaN if it never did."""
 
     session: str
@@ -25,16 +25,16 @@ class Request:
 
 
 @dataclass(eq=False)
-class Piece:
+class TimedPiece:
     """One piece of work: the episodes of a task."""
 
     began: float
     ended: float = math.nan
-    requests: list[Request] = field(default_factory=list)
+    requests: list[TimedRequest] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """Its times in seconds, in the order in which they pass; `rest` is what follows the last phase."""
 
     level: int
@@ -53,7 +53,7 @@ class Step:
         return begin, begin + self.train + self.publish
 
 
-_piece: ContextVar[Piece | None] = ContextVar("piece", default=None)
+_piece: ContextVar[TimedPiece | None] = ContextVar("piece", default=None)
 
 
 class RecordedEngine(TracedEngine):
@@ -63,7 +63,7 @@ class RecordedEngine(TracedEngine):
         super().__init__(inner, Trace(None))
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
-        request = Request(session, CLOCK.monotonic())
+        request = TimedRequest(session, CLOCK.monotonic())
         if piece := _piece.get():
             piece.requests.append(request)
         found = await super().sample(tokens, params, session=session)
@@ -74,11 +74,11 @@ class RecordedEngine(TracedEngine):
 class RecordedRollout:
     """Implements `protocols.Rollout` over another one. `note` gets each piece as it begins."""
 
-    def __init__(self, inner: Rollout, note: Callable[[Piece], None]) -> None:
+    def __init__(self, inner: Rollout, note: Callable[[TimedPiece], None]) -> None:
         self._inner, self._note = inner, note
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
-        piece = Piece(CLOCK.monotonic())
+        piece = TimedPiece(CLOCK.monotonic())
         self._note(piece)
         _piece.set(piece)  # of this piece's task alone
         async for group in self._inner.run(work):

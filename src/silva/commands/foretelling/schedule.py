@@ -32,7 +32,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Script:
+class WorkScript:
     """A piece of work. `closing`: seconds from the end of the last request to its own."""
 
     asks: Sequence[Ask]
@@ -55,7 +55,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StepScript:
     """What a step does. `takes`: pieces of work, those of each refill apart; `train`: seconds."""
 
     takes: Sequence[int]
@@ -79,7 +79,7 @@ class Schedule:
     """
 
     def __init__(
-        self, scripts: Sequence[Script], stages: Sequence[Stage], rates: Rates, *,
+        self, scripts: Sequence[WorkScript], stages: Sequence[StepScript], rates: Rates, *,
         batch: int, level: int, publish: float, rest: float,
     ) -> None:  # fmt: skip
         self._scripts, self._stages, self._rates = cycle(scripts), cycle(stages), rates
@@ -166,7 +166,7 @@ class Schedule:
         while self._asked and self._asked[0][0] <= self._progress + 1e-9:
             heapq.heappop(self._asked)[2]()
 
-    def _begun(self, script: Script) -> _Flight:
+    def _begun(self, script: WorkScript) -> _Flight:
         flight = _Flight(self._now, len(script.asks))
 
         def closed() -> None:
