@@ -43,12 +43,12 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 85_589),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 83_294),
+    "lines of src/silva": (lambda: lines(SOURCE), 86_371),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 83_579),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 34),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),
-    "keys of the configuration outside environments": (keys, 1323),
+    "keys of the configuration outside environments": (keys, 1333),
 }
 
 
