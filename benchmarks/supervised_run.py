@@ -77,7 +77,8 @@ class Supervised:
         for pid in self.alive():
             argv = _read(f"/proc/{pid}/cmdline").split(b"\0")
             environ = dict(each.partition(b"=")[::2] for each in _read(f"/proc/{pid}/environ").split(b"\0"))
-            part, rank = environ.get(PART.encode(), b"").decode(), environ.get(b"RANK", b"0")
+            part = environ.get(PART.encode(), b"").decode().partition("@")[0]
+            rank = environ.get(b"RANK", b"0")
             if argv[1:4] == [b"-m", b"silva", role.encode()] and _parent(pid) == self.process.pid:
                 return pid
             if part and role == (RANK if part.removeprefix("trainer").isdecimal() else part_of(part)):

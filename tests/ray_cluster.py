@@ -22,7 +22,7 @@ import pytest
 from silva.config.schema import RunConfig
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH
 from silva.placement.ray import Actors
-from silva.placement.ray import cluster as joined
+from silva.placement.ray_cluster import cluster as joined
 from silva.placement.settings import ADDRESSES
 
 NEEDS_RAY = [

@@ -17,6 +17,7 @@ from silva.errors import CapabilityError, ConfigError, Escaped, SilvaError, cont
 from silva.evaluation.evaluator import Evaluation, Job, evaluate, play_jobs
 from silva.evaluation.summary import ranges_of
 from silva.models.loading import LoadedModel, generation_stops, load_model, load_tokenizer, name_of
+from silva.orchestrator.probe import Probe, WeightSync
 from silva.orchestrator.scripted import ScriptedPlay
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.ports import derive
@@ -183,6 +184,14 @@ class Assembly:
         weights = {e.label: e.weight for e in self.config.environments}
         sources = [Source(label, taskset, weights[label]) for label, taskset in self.trained.items()]
         return TaskStream(sources, derive(self.config.seed, purpose), step=step, settings=settings)
+
+    def sync(self, trainer: Trainer) -> WeightSync:
+        """How what `trainer` learns gets to the engine."""
+        how = trainer.capabilities
+        if how.publishes == "shared":
+            return WeightSync(trainer, self.engine, None)
+        probe = Probe(self.renderer.vocabulary, self.config.model.dtype, exact=how.exact)
+        return WeightSync(trainer, self.engine, probe)
 
     def scripted(self, watch: Watch = UNWATCHED) -> ScriptedPlay:
         """What a warm start imitates."""

@@ -37,6 +37,7 @@ from silva.monitoring.trace import Trace
 from silva.orchestrator.evaluations import held_out_changes, record_held_out
 from silva.orchestrator.notices import Activity
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import WeightSync
 from silva.orchestrator.scripted import ScriptedPlay, warm_start
 from silva.orchestrator.state import RunState, restore
 from silva.protocols import TaskSet, Trainer
@@ -82,11 +83,11 @@ class Run:
                 self.monitor.message(f"{when}: {note}", "warning")
         return evaluations
 
-    async def warm_start(self, trainer: Trainer) -> None:
+    async def warm_start(self, sync: WeightSync) -> None:
         monitor, play = self.monitor, self.assembly.scripted(self.activity)
         with self.phases("warm_start"):
             monitor.stage("warm start", 0, play.settings.steps)
-            done = await warm_start(trainer, self.assembly.engine, play, monitor.stage)
+            done = await warm_start(sync, play, monitor.stage)
         self.imitated(play)
         monitor.message(f"warm start: {done.steps} supervised steps, loss {done.loss:.3f}")
 

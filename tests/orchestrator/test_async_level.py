@@ -24,6 +24,7 @@ from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import WeightSync
 from silva.orchestrator.state import restore
 from silva.orchestrator.tasks import Source, TaskStream
 from silva.orchestrator.work import WorkQueue
@@ -123,8 +124,7 @@ def loop(
     config = config.model_copy(update={"algorithm": made})
     parts = rl.Parts(
         config=config,
-        trainer=cast(Any, trainer),
-        engine=cast(Any, engine),
+        sync=WeightSync(cast(Any, trainer), cast(Any, engine), None),
         buffer=Buffer(work, made, ledger, LinearRolloutSettings(groups_per_step=4)),
         evaluate=evaluate,
         ledger=ledger,

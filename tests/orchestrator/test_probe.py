@@ -16,7 +16,7 @@ from tests.trainer.conftest import make_samples, tiny
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import EngineError
-from silva.orchestrator.probe import Probe
+from silva.orchestrator.probe import Probe, WeightSync
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
@@ -116,6 +116,26 @@ def test_weights_of_which_half_arrive_are_seen_at_any_learning_rate(
             asyncio.run(run())
     else:
         asyncio.run(run())
+
+
+def test_whoever_gives_an_engine_weights_learns_that_it_has_kept_the_old_ones(
+    made, make_samples, monkeypatch
+):
+    """Also in supervised training, which has no other way to see it."""
+    trainer, engine = made
+
+    async def kept(snapshot: Snapshot) -> None:
+        engine.batch.version = snapshot.version
+
+    async def run() -> None:
+        sync = WeightSync(trainer, engine, Probe(256, "float32"))
+        assert (await sync.load(await trainer.snapshot()))["perf/mismatch_max"] < 1e-4
+        monkeypatch.setattr(engine, "load", kept)
+        await update(trainer, make_samples)
+        with pytest.raises(EngineError, match="The engine still has old weights"):
+            await sync.publish()
+
+    asyncio.run(run())
 
 
 def test_an_engine_with_another_model_or_version_is_refused(made) -> None:

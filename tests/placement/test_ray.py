@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,12 @@ from silva.environments.process.worker import NUMBER, WorkerEpisode
 from silva.errors import ConfigError
 from silva.placement import ray as placement
 from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart
-from silva.placement.ray import Actors, missing
+from silva.placement.ray import PART, Actors, _end_stopped, missing
+from silva.placement.ray_cluster import _use_token
 from silva.placement.ray_worker import CarriedWorker
 from silva.placement.settings import RayPlacementSettings
 from silva.protocols import WorkerSpec
+from silva.signals import is_stopped
 from silva.types import Task
 from silva.wire import rpc
 from silva.wire.codec import encode
@@ -62,12 +67,12 @@ def test_a_token_is_asked_for_and_closed_to_others(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     said: list[str] = []
     with pytest.raises(ConfigError, match="got no token for it, expected RAY_AUTH_TOKEN_PATH"):
-        placement._use_token("head:6379", said.append)
+        _use_token("head:6379", said.append)
     file = tmp_path / ".ray" / "auth_token"
     file.parent.mkdir()
     file.write_text("secret")
     file.chmod(0o644)  # as Ray writes it
-    placement._use_token("head:6379", said.append)
+    _use_token("head:6379", said.append)
     assert os.environ[MODE] == "token" and file.stat().st_mode & 0o777 == 0o600
     assert said == [f"{file} could be read by others: its mode is 600 now"]
 
@@ -192,3 +197,27 @@ def test_a_part_that_is_stopped_before_it_answers_leaves_time_for_another(
     why, opened = asyncio.run(actors._life(["inference"], {}))
     assert (why, opened) == ("did not start within 0.1 s (placement.patience = 0.2)", False)
     assert len(killed) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_of_killed_actors_what_is_stopped_is_ended_and_nothing_else() -> None:
+    """Ray's own kill leaves a process that was stopped while its actor was made."""
+    wait = [sys.executable, "-c", "import time; print(flush=True); time.sleep(99)"]
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for name, stopped in (("a@1", True), ("a@2", True), ("b@1", True), ("a@1", False)):
+            process = subprocess.Popen(wait, env={**os.environ, PART: name}, stdout=subprocess.PIPE)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            assert process.stdout is not None and process.stdout.readline() == b"\n"
+            if stopped:
+                process.send_signal(signal.SIGSTOP)
+                while not is_stopped(process.pid):
+                    time.sleep(0.001)
+            processes.append(process)
+        _end_stopped([f"{PART}=a@1".encode()])
+        assert processes[0].wait() == -signal.SIGKILL
+        assert [each.poll() for each in processes[1:]] == [None] * 3
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.close()

@@ -89,7 +89,7 @@ class Run:
                 continue
             key, _, value = self.mark.partition("=")
             if environ.get(key) == value:
-                found[int(file.parent.name)] = environ.get(PART, "")
+                found[int(file.parent.name)] = environ.get(PART, "").partition("@")[0]
         return found
 
 

@@ -260,8 +260,9 @@ async def _probe(assembly: Assembly) -> tuple[list[Group], list[str]]:
         actor = Script(assembly.renderer, warm.mistakes, warm.noise)
     elif warm is not None:
         trainer = await connected(assembly.trainer())
-        await warm_start(trainer, assembly.engine, assembly.scripted())
-        await assembly.engine.load(await trainer.publish())
+        sync = assembly.sync(trainer)
+        await warm_start(sync, assembly.scripted())
+        await sync.publish()
     stream = assembly.stream("train")
     count = max(len(config.environments), -(-PROBE_EPISODES // rollout.group_size))
 

@@ -101,12 +101,12 @@ async def _prepare(run: Run) -> SupervisedLoop:
         run.monitor.expect(how.steps)
     run.monitor.stage("open the trainer")
     trainer = await connected(assembly.trainer())
+    sync = assembly.sync(trainer)
     if run.checkpoint is not None:
         await trainer.load(run.checkpoint / "trainer")
     parts = SupervisedParts(
         config=config,
-        trainer=trainer,
-        engine=assembly.engine,
+        sync=sync,
         batches=batches,
         how=how,
         held_out=held_out,
@@ -116,9 +116,7 @@ async def _prepare(run: Run) -> SupervisedLoop:
         monitor=run.monitor,
         phases=run.phases,
         patience=config.data.early_stop if config.data else 0,
-        learnt=partial(batches.learnt, trainer, assembly.engine)
-        if isinstance(batches, ScriptedPlay)
-        else None,
+        learnt=partial(batches.learnt, sync) if isinstance(batches, ScriptedPlay) else None,
     )
     return SupervisedLoop(parts, run.state)
 

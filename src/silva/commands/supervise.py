@@ -60,7 +60,8 @@ def supervise(resolved: Resolved, argv: Sequence[str], flags: Sequence[str]) -> 
         return watched[0].run()
 
     if placement.clustered:
-        from silva.placement.ray import Actors, cluster
+        from silva.placement.ray import Actors
+        from silva.placement.ray_cluster import cluster
 
         values = {**config.model_dump(mode="json"), "output_dir": str(Path(config.output_dir).absolute())}
         needs = placement.needs(config.ranks, config.workers).values()

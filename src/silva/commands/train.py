@@ -22,7 +22,6 @@ from silva.monitoring.traced import TracedEngine, TracedTrainer
 from silva.orchestrator import rl
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.notices import Notices
-from silva.orchestrator.probe import Probe
 from silva.orchestrator.replay import FILE as REPLAY
 from silva.orchestrator.replay import Replay
 from silva.orchestrator.state import Batches
@@ -116,23 +115,16 @@ async def prepare(run: Run) -> rl.Loop:
     """The loop with everything in it, its weights warm-started or restored."""
     config, assembly, monitor, trace = run.config, run.assembly, run.monitor, run.trace
     trainer = await _trainer(run)
+    sync = assembly.sync(trainer)
     if run.checkpoint is not None:
         await trainer.load(run.checkpoint / "trainer")
     elif config.warm_start is not None:
-        await run.warm_start(trainer)
+        await run.warm_start(sync)
         await trainer.restart()
-    snapshot = await trainer.snapshot()
-    await assembly.engine.load(snapshot)
-    shared = trainer.capabilities.publishes == "shared"
-    exact, vocabulary = trainer.capabilities.exact, assembly.renderer.vocabulary
-    probe = None if shared else Probe(vocabulary, config.model.dtype, exact=exact)
-    if probe:
-        await probe.ask(trainer)
-        await probe.check(assembly.engine)
+    await sync.load(await trainer.snapshot())
     parts = rl.Parts(
         config=config,
-        trainer=trainer,
-        engine=assembly.engine,
+        sync=sync,
         buffer=Buffer(_work(run), config.algorithm, run.ledger, config.rollout),
         evaluate=run.measure,
         ledger=run.ledger,
@@ -141,7 +133,6 @@ async def prepare(run: Run) -> rl.Loop:
         notices=Notices(monitor, config.algorithm),
         phases=run.phases,
         replay=_replay(run),
-        probe=probe,
         idle=trace.idle if isinstance(trainer, TracedTrainer) else dict,
         data=_data(run) if config.data and config.data.mix else None,
     )

@@ -13,7 +13,7 @@ from silva.monitoring.monitor import Monitor
 from silva.orchestrator.buffer import Buffer
 from silva.orchestrator.notices import Notices
 from silva.orchestrator.phases import Phases
-from silva.orchestrator.probe import Probe
+from silva.orchestrator.probe import WeightSync
 from silva.orchestrator.replay import Replay
 from silva.orchestrator.state import Batches, Stateful
 from silva.protocols import Engine, Trainer
@@ -30,8 +30,7 @@ class Parts:
     """
 
     config: RunConfig
-    trainer: Trainer
-    engine: Engine
+    sync: WeightSync
     buffer: Buffer
     evaluate: Callable[[str], Awaitable[list[Evaluation]]]
     ledger: Ledger
@@ -40,9 +39,16 @@ class Parts:
     notices: Notices
     phases: Phases
     replay: Replay | None = None
-    probe: Probe | None = None  # None: the engine shares the trainer's parameters
     data: Batches | None = None  # rows that each update imitates besides
     idle: Callable[[], dict[str, float]] = dict
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.sync.trainer
+
+    @property
+    def engine(self) -> Engine:
+        return self.sync.engine
 
     @property
     def recipe(self) -> Algorithm:

@@ -10,16 +10,22 @@
 Both compute with kernels of their own, so their log-probabilities differ by rounding, which does not grow
 with the updates. Weights that do not arrive leave a difference that grows as the trainer's answer moves.
 docs/services.md has the numbers. Engines that share the trainer's parameters are not asked.
+
+Whoever gives an engine the weights of a trainer does so by `WeightSync`, and so asks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from silva.aio import gather
 from silva.errors import EngineError
 from silva.ports import uniform
 from silva.protocols import Engine, Trainer
 from silva.rollouts.samples import to_score
+from silva.types import Snapshot
 
 LENGTH = 32  # tokens of the text
 MOST = {"float64": 1e-6, "float32": 1e-3, "bfloat16": 0.5, "float16": 0.5}
@@ -105,6 +111,38 @@ class Probe:
                 f"trainer's have moved by {moved:.3g}, and rounding makes {self._rounding:.3g}. "
                 "Some of its weights are old"
             )
+
+
+@dataclass(frozen=True)
+class WeightSync:
+    """What a trainer has learnt goes to an engine.
+
+    Args:
+        probe: None if the engine shares the trainer's parameters.
+    """
+
+    trainer: Trainer
+    engine: Engine
+    probe: Probe | None
+
+    async def publish(self) -> dict[str, float]:
+        """The engine samples from the trainer's weights now; metrics and errors as of `load`."""
+        return await self.load(await self.trainer.publish())
+
+    async def load(self, snapshot: Snapshot) -> dict[str, float]:
+        """The engine loads the trainer's newest snapshot, while the trainer answers the probe.
+
+        Returns:
+            Metrics of `Probe.check`; none without a probe.
+
+        Raises:
+            EngineError: the engine does not sample from these weights.
+        """
+        if self.probe is None:
+            await self.engine.load(snapshot)
+            return {}
+        await gather([self.engine.load(snapshot), self.probe.ask(self.trainer)])
+        return await self.probe.check(self.engine)
 
 
 def _size(differences: np.ndarray) -> float:

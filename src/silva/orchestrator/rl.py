@@ -25,7 +25,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from silva.aio import gather
 from silva.algorithms.compose import next_state
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import Evaluation, rollout_rows
@@ -196,9 +195,8 @@ class Loop:
         p.ledger.record("published", version=snapshot.version)
         p.ledger.commit()
         crash_point("publish")
-        await gather([p.engine.load(snapshot), *([p.probe.ask(p.trainer)] if p.probe else [])])
+        probed = await p.sync.load(snapshot)
         restarted = await p.buffer.work.updated(snapshot.version)
-        probed = await p.probe.check(p.engine) if p.probe else {}
         return ({"perf/restarted_work": float(restarted)} if restarted else {}) | probed
 
     def _advance(self, done: Trained, version: int) -> None:

@@ -20,10 +20,11 @@ from silva.config.sections import ContextSettings, EpisodeLimits, Sampling, Warm
 from silva.errors import NoSignalError
 from silva.evaluation.evaluator import reports_success, success
 from silva.orchestrator.interrupt import Interrupt
+from silva.orchestrator.probe import WeightSync
 from silva.orchestrator.supervised import Supervision
 from silva.orchestrator.tasks import TaskStream
 from silva.ports import derive
-from silva.protocols import Actor, Engine, Trainer
+from silva.protocols import Actor
 from silva.rendering.renderer import Renderer
 from silva.rollouts.context import FULL
 from silva.rollouts.episode import play
@@ -78,12 +79,12 @@ class ScriptedPlay:
     def metrics(self) -> dict[str, float]:
         return {}  # what fails ends the run, see `_judge`
 
-    async def learnt(self, trainer: Trainer, engine: Engine, step: int) -> bool:
+    async def learnt(self, sync: WeightSync, step: int) -> bool:
         """Whether the policy succeeds as often as `stop_success` asks; it is tried every `WINDOW` steps."""
         if self.settings.stop_success is None or step % WINDOW:
             return False
-        await engine.load(await trainer.publish())
-        actor = Policy(engine, self.renderer, Sampling())
+        await sync.publish()
+        actor = Policy(sync.engine, self.renderer, Sampling())
         groups = await self.episodes(self._trials, actor, TRIED, f"t{step - 1}")
         solved = sum(success(t) for group in groups for t in group.trajectories)
         return solved >= self.settings.stop_success * TRIED
@@ -140,8 +141,7 @@ class WarmStarted:
 
 
 async def warm_start(
-    trainer: Trainer,
-    engine: Engine,
+    sync: WeightSync,
     play: ScriptedPlay,
     stage: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> WarmStarted:
@@ -150,8 +150,8 @@ async def warm_start(
     Nothing is saved in between: it is short, and the same seed gives the same weights again.
 
     Args:
-        trainer: whose optimizer is at its start.
-        engine: asked only for the success that may end the warm start.
+        sync: of a trainer whose optimizer is at its start; its engine is asked only for the success that
+            may end the warm start.
         stage: told how far it is.
 
     Raises:
@@ -163,11 +163,11 @@ async def warm_start(
     with Interrupt() as interrupt:
         for step in range(1, settings.steps + 1):
             if rows := await play.draw(step):
-                losses.append((await how.update(trainer, rows, updates))["loss"])
+                losses.append((await how.update(sync.trainer, rows, updates))["loss"])
                 updates += 1
             stage("warm start", step, settings.steps)
             interrupt.check()
-            if await play.learnt(trainer, engine, step):
+            if await play.learnt(sync, step):
                 break
     if not losses:
         raise NoSignalError(

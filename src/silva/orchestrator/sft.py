@@ -23,9 +23,10 @@ from silva.orchestrator.ending import StepEnd
 from silva.orchestrator.evaluations import stalled
 from silva.orchestrator.interrupt import Interrupt
 from silva.orchestrator.phases import Phases
+from silva.orchestrator.probe import WeightSync
 from silva.orchestrator.state import Batches, RunState
 from silva.orchestrator.supervised import Supervision, held_out_loss
-from silva.protocols import Engine, Trainer
+from silva.protocols import Trainer
 from silva.signals import Interrupted
 from silva.storage.checkpoints import CheckpointStore
 from silva.storage.ledger import Ledger
@@ -43,8 +44,7 @@ class SupervisedParts:
     """
 
     config: RunConfig
-    trainer: Trainer
-    engine: Engine
+    sync: WeightSync
     batches: Batches
     how: Supervision
     held_out: Sequence[Sample]
@@ -55,6 +55,10 @@ class SupervisedParts:
     phases: Phases
     patience: int = 0
     learnt: Callable[[int], Awaitable[bool]] | None = None
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.sync.trainer
 
     @property
     def steps(self) -> int:
@@ -138,7 +142,7 @@ class SupervisedLoop:
                 p.monitor.stage("validation")
                 evaluations.append(await held_out_loss(p.trainer, p.held_out))
         if p.evaluate:
-            await p.engine.load(await p.trainer.publish())
+            await p.sync.publish()
             p.monitor.stage("eval", 0, 0)
             evaluations += await p.evaluate(f"evaluation at step {step}")
             p.monitor.rollouts(step, rollout_rows(step, evaluations))

@@ -4,143 +4,41 @@
              └─> Actors.keep: a part is lost if its process or node has died, or if it has not answered for
                  DEAD_AFTER (Ray never notices SIGSTOP); it is killed and started again in its bundle
 
-Whoever has the cluster's token may run code there. Actors end with the process that started them, whatever
-ends it. Not here: what crosses (carrier.py), what the parts do, and the actors of workers, which the
-orchestrator starts (ray_worker.py).
+Actors end with the process that started them, whatever ends it. Not here: the cluster (ray_cluster.py), what
+crosses (carrier.py), what the parts do, and the actors of workers, which the orchestrator starts
+(ray_worker.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
-import logging
-import math
 import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from silva.aio import cancelled, first, gather
-from silva.errors import CapabilityError, ConfigError, SilvaError, error_named
-from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH, CarriedPart, part_of, peer, words
+from silva.errors import ConfigError, SilvaError, error_named
+from silva.placement.carrier import CarriedPart, part_of, peer, words
+from silva.placement.ray_cluster import Say
 from silva.placement.supervisor import CHECK, DEAD_AFTER, MOST_FAILURES, MOST_LOSSES
 from silva.ports import CLOCK
-from silva.scratch import private_folder
+from silva.signals import is_stopped
 from silva.wire.transport import silence
 
 if TYPE_CHECKING:
     from silva.placement.settings import RayPlacementSettings
 
 PART = "SILVA_PART"
-"""Environment variable of an actor: which part it is, for whoever looks at processes."""
-STORE = 256 << 20  # bytes of the object store of our own cluster: what does not fit goes to the disk
+"""Environment variable of an actor, for whoever looks at processes: "trainer1@" and its group."""
 SOON = 5.0  # seconds in which a group is there if there is room
 STARTING = 30.0  # seconds without an answer while it imports and loads, which others may have to wait for
 AT_ONCE = 4096  # calls of an actor
-OWN_CLUSTER = {  # no idle workers, and none that gives way to whatever else runs, as by default
-    "enable_worker_prestart": False, "prestart_worker_first_driver": False, "worker_niceness": 0,
-}  # fmt: skip
-LONGEST_FOLDER = 40  # bytes: 65 come after it in the path of a socket, which has at most 107
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0, as is usual there: all ports of Ray on loopback
-Say = Callable[[str], None]
-
-
-def join(address: str) -> None:
-    """Make this process one of the cluster's, once."""
-    import ray
-
-    if not ray.is_initialized():
-        _init(address=address)
-
-
-@contextlib.contextmanager
-def cluster(settings: RayPlacementSettings, say: Say, cpus: float = 0.0) -> Iterator[str]:
-    """The address of the cluster, which this process belongs to until the end of the block.
-
-    Call it on the main thread: a new cluster dies with the thread that started it.
-
-    Args:
-        cpus: a new one has so many at least: its parts share this machine's, as those of services do.
-
-    Raises:
-        CapabilityError: Ray is not installed.
-        ConfigError: there is no such cluster, or everybody may use it.
-    """
-    if importlib.util.find_spec("ray") is None:
-        raise CapabilityError("placement.type = \"ray\" needs the package ray: pip install 'silva[ray]'")
-    options: dict[str, Any] = {}
-    if settings.working_dir:
-        if not Path(settings.working_dir).is_dir():
-            raise ConfigError(f"placement.working_dir = {settings.working_dir!r}: no such folder")
-        options["runtime_env"] = {"working_dir": settings.working_dir}
-    with contextlib.ExitStack() as stack:
-        if settings.address:
-            _use_token(settings.address, say)
-            options["address"] = settings.address
-        else:
-            # Everybody may write to the folder that Ray is given: it lies in one that nobody else can enter.
-            folder = stack.enter_context(private_folder("ray", longest=LONGEST_FOLDER))
-            _make_token(folder / "token")
-            os.environ[LOOPBACK] = "0"
-            options |= {"address": "local", "include_dashboard": False, "object_store_memory": STORE,
-                        "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus)),
-                        "_temp_dir": str(folder / "r"), "_system_config": OWN_CLUSTER}  # fmt: skip
-        import ray
-
-        stack.callback(ray.shutdown)
-        yield _init(**options)
-
-
-def _init(**options: Any) -> str:
-    import ray
-
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        found = ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        if options["address"] == "local":
-            raise SilvaError(f"Ray did not start here: {words(error)}") from error
-        raise ConfigError(
-            f"placement.address = {options['address']!r}: {words(error)}; expected a running cluster whose "
-            f"token this process has ({TOKEN_PATH}, or ~/.ray/auth_token)"
-        ) from error
-    finally:
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, before)
-    return str(found.address_info["gcs_address"])
-
-
-def _make_token(path: Path) -> None:
-    """Ray's own file could be read by everybody on the machine."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(secrets.token_hex(32))
-    os.environ.pop(TOKEN, None)
-    os.environ.update({MODE: "token", TOKEN_PATH: str(path)})
-
-
-def _use_token(address: str, say: Say) -> None:
-    """Ray asks for a token, and nobody else can read the file that it makes.
-
-    Raises:
-        ConfigError: there is no token.
-    """
-    if os.environ.get(MODE):
-        return
-    file = Path(os.environ.get(TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
-    if not os.environ.get(TOKEN) and not file.is_file():
-        raise ConfigError(
-            f"placement.address = {address!r}: got no token for it, expected {TOKEN_PATH} or {file}. Without "
-            f"one everybody who reaches the cluster can run code there; {MODE}=disabled allows that"
-        )
-    if not os.environ.get(TOKEN_PATH) and file.is_file() and file.stat().st_mode & 0o077:
-        file.chmod(0o600)
-        say(f"{file} could be read by others: its mode is 600 now")
-    os.environ[MODE] = "token"
 
 
 class Actors:
@@ -219,6 +117,7 @@ class Actors:
             if failures >= MOST_FAILURES or losses >= MOST_LOSSES:
                 raise SilvaError(f"{names[0]} {why}")
             self._say(f"{names[0]} {why}: it is started again")
+            await asyncio.to_thread(end_stopped, self._group, names)
 
     async def _life(self, names: Sequence[str], env: Mapping[str, str]) -> tuple[str, bool]:
         """Why they were lost, in words, and whether they had come so far as to work."""
@@ -279,10 +178,10 @@ class Actors:
                 self._log(f"{name}: {line}")
 
     def _started(self, name: str, env: Mapping[str, str]) -> Any:
-        variables = {**self._settings.env_vars, **env, PART: name}
+        runs = {"env_vars": {**self._settings.env_vars, **env, PART: mark(self._group, name)}}
         return actor_in(
             self._group, [*self._needs].index(name), self._needs[name], CarriedPart,
-            name=name, namespace=self.namespace, max_concurrency=AT_ONCE, runtime_env={"env_vars": variables},
+            name=name, namespace=self.namespace, max_concurrency=AT_ONCE, runtime_env=runs,
         )  # fmt: skip
 
 
@@ -296,6 +195,36 @@ def actor_in(group: Any, bundle: int, needs: Mapping[str, float], kind: type, **
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle), num_cpus=others.pop("CPU", 0),
         num_gpus=others.pop("GPU", 0), memory=others.pop("memory", None), resources=others, **options,
     ).remote()  # fmt: skip
+
+
+def mark(group: Any, name: str) -> str:
+    """The value of PART: no other run's."""
+    return f"{name}@{group.id.hex()}"
+
+
+def end_stopped(group: Any, names: Sequence[str]) -> None:
+    """Have the processes of killed actors ended on all nodes, if they are stopped.
+
+    `ray.kill` waits for ever for an actor that is stopped in the moments in which it starts or opens, and its
+    bundle stays taken.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    marks = [f"{PART}={mark(group, name)}".encode() for name in names]
+    for node in ray.nodes():
+        if node["Alive"]:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
+            ray.remote(_end_stopped).options(num_cpus=0, scheduling_strategy=there).remote(marks)
+
+
+def _end_stopped(marks: Sequence[bytes]) -> None:
+    """On this node, where it is Linux."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            of = (process / "environ").read_bytes().split(b"\0")
+            if any(each in of for each in marks) and is_stopped(int(process.name)):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 async def first_silence(actors: Sequence[Any], patience: float) -> None:

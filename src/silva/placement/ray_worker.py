@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from silva.aio import first
 from silva.environments.process.channel import WorkerProcess
 from silva.placement.carrier import asked, die_with_parent, words
-from silva.placement.ray import PART, STARTING, actor_in, first_silence
+from silva.placement.ray import PART, STARTING, actor_in, end_stopped, first_silence, mark
 from silva.placement.settings import worker_name
 from silva.placement.supervisor import DEAD_AFTER
 from silva.protocols import WorkerSpec
@@ -87,16 +87,19 @@ class RayWorker:
             ray.kill(self._actor)
 
     def _started(self) -> Any:
+        name, room = worker_name(self._spec.number), self._room
+        environment: dict[str, Any] = {"env_vars": {**self._settings.env_vars, PART: mark(self._group, name)}}
+        if room["working_dir"]:
+            environment["working_dir"] = room["working_dir"]
+        needs, bundle = self._settings.worker_needs, room["bundles"].index(name)
+        return actor_in(self._group, bundle, needs, CarriedWorker, runtime_env=environment)
+
+    @property
+    def _group(self) -> Any:
         import ray
         from ray.util.placement_group import PlacementGroup
 
-        name, room = worker_name(self._spec.number), self._room
-        environment: dict[str, Any] = {"env_vars": {**self._settings.env_vars, PART: name}}
-        if room["working_dir"]:
-            environment["working_dir"] = room["working_dir"]
-        group = PlacementGroup(ray.PlacementGroupID.from_hex(room["group"]))
-        needs, bundle = self._settings.worker_needs, room["bundles"].index(name)
-        return actor_in(group, bundle, needs, CarriedWorker, runtime_env=environment)
+        return PlacementGroup(ray.PlacementGroupID.from_hex(self._room["group"]))
 
     async def _asked(self, patience: float, method: Any, *arguments: bytes) -> bytes:
         import ray
@@ -104,6 +107,9 @@ class RayWorker:
         try:
             done = await first(asked(method, *arguments), first_silence([self._actor], patience))
             if done is None:  # Ray never notices SIGSTOP
+                ray.kill(self._actor)
+                name = worker_name(self._spec.number)
+                await asyncio.to_thread(end_stopped, self._group, [name])
                 raise EOFError(f"no sign of life for {patience:g} s")
             answer = done.result()
         except ray.exceptions.RayError as error:

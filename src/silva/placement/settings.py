@@ -149,8 +149,9 @@ class RayPlacementSettings(PlacedSettings):
     def build(self, context: Assembly) -> Host:
         if not (given := _given()):
             return self.local.build(context)
+        from silva.placement.carrier import peer
         from silva.placement.processes import Processes
-        from silva.placement.ray import join, peer
+        from silva.placement.ray_cluster import join
         from silva.placement.ray_worker import RayWorker
 
         join(given["cluster"])
