@@ -1,12 +1,16 @@
-"""Kill a Tinker server, its clients, or both at once, and compare what was learned with runs of their own.
+"""Kill a Tinker server, its clients, or its database, and compare what was learned with runs of their own.
 
-    silva serve tinker, a tiny model <── programs with the real SDK: STEPS steps each, a state every SAVE
-    SIGKILL at a random step and time in it ──> started again ──> weights and moments equal, byte for byte?
+    PostgreSQL <── silva serve tinker, a tiny model <── programs with the real SDK: STEPS steps each, a state
+    every SAVE; SIGKILL at a random step and time in it ──> started again ──> weights and moments equal,
+    byte for byte?
 
 A program that is killed begins again from the last state that it has written down. The moments hold the
-number of steps that were made, so a step too many or too few cannot go unseen.
+number of steps that were made, so a step too many or too few cannot go unseen. The file of SQLite is the
+server's own, and killed with it; kinds `database` (all its processes) and `connection` (closed by the
+database, which goes on) are of PostgreSQL, in which the server then has its tables.
 
     python benchmarks/chaos_tinker.py --kills 20 --seed 0 --json chaos_tinker.json
+    python benchmarks/chaos_tinker.py --kinds database connection --kills 40 --a-run 5
 """
 
 from __future__ import annotations
@@ -24,10 +28,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+from postgres_server import PostgresServer
 
 STEPS, SAVE = 24, 4
 SEEDS = (1, 2, 3)  # of the programs
@@ -35,6 +42,7 @@ FULL = 3  # that of the one which trains all weights
 LIMIT = 900.0  # seconds without an end, many times what a run needs
 TINY = 'model = {type = "tiny", layers = 1, width = 64, context = 128}\n'
 KINDS = ("server", "client", "both")
+OF_DATABASE = ("database", "connection")
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,12 @@ class Serving:
     Args:
         folder: is made.
         options: of `silva serve tinker`.
+        database: the address of one in PostgreSQL; "" for a file.
     """
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder, self._options = folder, options
+    def __init__(self, folder: Path, *options: str, database: str = "") -> None:
+        self.folder, self._database = folder, database
+        self._options = [*options, *(["--database", database] if database else [])]
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.log = folder / "log"
@@ -109,9 +119,15 @@ class Serving:
     def files(self, path: str) -> dict[str, bytes]:
         """The tensors of a checkpoint, when the server has ended."""
         model, _, name = path.removeprefix("tinker://").partition("/")
-        with sqlite3.connect(f"file:{self.folder}/state/tinker.sqlite?mode=ro", uri=True) as db:
-            query = "SELECT folder FROM checkpoints WHERE model = ? AND name = ?"
-            (folder,) = db.execute(query, (model, name)).fetchone()
+        query = f"SELECT folder FROM checkpoints WHERE model = '{model}' AND name = '{name}'"
+        if self._database:
+            import psycopg
+
+            opened: Any = psycopg.connect(self._database)
+        else:
+            opened = sqlite3.connect(f"file:{self.folder}/state/tinker.sqlite?mode=ro", uri=True)
+        with opened as db:
+            (folder,) = db.execute(query).fetchone()
         found = (self.folder / "state" / "weights" / folder).glob("*.safetensors")
         return {file.name: file.read_bytes() for file in found}
 
@@ -223,13 +239,23 @@ def together(folder: Path, faults: Sequence[Fault]) -> dict[int, dict[str, bytes
     def stop(seed: int, coming: Sequence[Fault]) -> int:
         return min([fault.step + 1 for fault in coming if fault.seed == seed], default=STEPS)
 
-    with Serving(folder) as serving:
+    with ExitStack() as stack:
+        database = None
+        if any(fault.kind in OF_DATABASE for fault in faults):
+            database = stack.enter_context(PostgresServer(folder.with_suffix(".log")))
+        address = database.database() if database else ""
+        serving = stack.enter_context(Serving(folder, database=address))
         programs = {seed: Program(serving, seed, stop(seed, faults)) for seed in SEEDS}
         for number, fault in enumerate(faults, 1):
             each = programs[fault.seed]
             _wait(lambda: each.step >= fault.step)  # noqa: B023
             time.sleep(fault.delay)
             assert not each.ended
+            if database and fault.kind == "database":
+                database.kill()
+                database.start()
+            if database and fault.kind == "connection":
+                database.disconnect()
             if fault.kind in ("server", "both"):
                 serving.kill()
             if fault.kind in ("client", "both"):
@@ -239,14 +265,15 @@ def together(folder: Path, faults: Sequence[Fault]) -> dict[int, dict[str, bytes
                 serving.start()
             each.wait_at(stop(fault.seed, faults[number:]))
         _wait(lambda: all([each.ended for each in programs.values()]))
-    return {seed: each.files() for seed, each in programs.items()}
+        serving.kill()
+        return {seed: each.files() for seed, each in programs.items()}
 
 
-def plan(kills: int, seed: int) -> list[Fault]:
+def plan(kinds: Sequence[str], kills: int, seed: int) -> list[Fault]:
     """One after the other of each kind, at random."""
     rng = random.Random(seed)
     return [
-        Fault(KINDS[number % 3], rng.choice(SEEDS), rng.randrange(STEPS - 1), rng.random() * 0.3)
+        Fault(kinds[number % len(kinds)], rng.choice(SEEDS), rng.randrange(STEPS - 1), rng.random() * 0.3)
         for number in range(kills)
     ]
 
@@ -261,6 +288,8 @@ def _wait(done: Any) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--a-run", type=int, default=1, help="kills in one run (default 1)")
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, *OF_DATABASE), default=KINDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--program", nargs=5, help=argparse.SUPPRESS)
@@ -271,19 +300,26 @@ def main() -> int:
     began, rows = time.monotonic(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="silva-chaos-") as name:
         expected = alone(Path(name) / "alone")
-        for number, fault in enumerate(plan(options.kills, options.seed)):
-            row: dict[str, Any] = {"fault": vars(fault), "right": False}
+        planned = plan(options.kinds, options.kills, options.seed)
+        for first in range(0, options.kills, options.a_run):
+            faults = sorted(planned[first : first + options.a_run], key=lambda fault: fault.step)
+            row: dict[str, Any] = {"faults": [*map(vars, faults)], "right": False}
             try:
-                row["right"] = together(Path(name) / f"trial-{number}", [fault]) == expected
+                row["right"] = together(Path(name) / f"trial-{first}", faults) == expected
             except AssertionError as error:
                 row["error"] = str(error)
             rows.append(row)
             print(json.dumps(row), flush=True)
     right = sum(row["right"] for row in rows)
-    result = {"kills": len(rows), "right": right, "seconds": round(time.monotonic() - began)}
+    result = {
+        "kills": options.kills, "runs": len(rows), "right": right, "seconds": round(time.monotonic() - began)
+    }  # fmt: skip
     if options.json:
-        options.json.write_text(json.dumps({"seed": options.seed, **result, "rows": rows}, indent=1) + "\n")
-    print("{kills} kills, {right} right ends, {seconds} s".format(**result))
+        options.json.write_text(
+            json.dumps({"kinds": options.kinds, "seed": options.seed, **result, "rows": rows}, indent=1)
+            + "\n"
+        )
+    print("{kills} kills in {runs} runs, {right} right ends, {seconds} s".format(**result))
     return int(result["right"] < len(rows))
 
 

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from postgres_server import PostgresServer
 from tests.server.tinker.client import Client
 from tests.server.tinker.conftest import Service
-from tests.server.tinker.databases import PostgresServer
 
 from silva.errors import ConfigError
 from silva.server.tinker.futures import Futures

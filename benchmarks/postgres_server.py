@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
-
-import pytest
 
 USER = "postgres"  # for root, as whom it refuses to run
 PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 
 
 class PostgresServer:
-    """One server, which can be killed and started again. Each call of `database` makes a new one there."""
+    """One server, which can be killed and started again. Each call of `database` makes a new one there.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        log: is written.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
+
+    def __init__(self, log: Path) -> None:
         places = os.pathsep.join([os.environ.get("PATH", ""), *map(str, PLACES)])
         self._initdb, self._postgres = (shutil.which(name, path=places) for name in ("initdb", "postgres"))
         if not self._initdb or not self._postgres:
-            pytest.skip("needs PostgreSQL: initdb and postgres")
+            raise FileNotFoundError("needs PostgreSQL: initdb and postgres")
         self._as = {"user": USER, "group": USER} if os.geteuid() == 0 else {}
-        self._folder, self._log = Path(tempfile.mkdtemp(prefix="silva-pg-")), folder / "log"
+        self._folder, self._log = Path(tempfile.mkdtemp(prefix="silva-pg-")), log
         if self._as:
             shutil.chown(self._folder, USER, USER)
         self._numbers = count()
@@ -62,14 +69,18 @@ class PostgresServer:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """At once, as if the machine had lost its power; its own processes notice that it is gone."""
+        """At once, with all its processes, as if the machine had lost its power."""
+        pid = self.process.pid
+        own = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         self.process.kill()
+        for each in own:
+            with suppress(ProcessLookupError):  # it has noticed
+                os.kill(int(each), signal.SIGKILL)
         self.process.wait()
-        while list(self._folder.glob("data/postmaster.pid")):  # it refuses to start beside those
-            pid = (self._folder / "data/postmaster.pid").read_text().split()[0]
-            if not Path(f"/proc/{pid}").exists():
-                return
-            time.sleep(0.01)
+
+    def disconnect(self) -> None:
+        """End all connections to it, and go on."""
+        self._do("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'silva'")
 
     def database(self) -> str:
         name = f"silva{next(self._numbers)}"
