@@ -24,9 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from silva import __version__
-from silva.errors import ModelError, shorten
+from silva.errors import CheckpointError, ModelError, shorten
 from silva.models.adapters import adapted
 from silva.models.loading import LoadedModel
+from silva.models.stored import StoredWeights
 from silva.models.weight_files import let_read, some
 from silva.types import WeightFolder
 
@@ -127,11 +128,13 @@ def read_weights(loaded: LoadedModel, folder: WeightFolder) -> dict[str, torch.T
     _check_base(loaded, path)
     if (found := _digest(path)) != folder.digest:
         raise ModelError(f"{path}: the weights have the digest {found}, expected {folder.digest}")
+    parameters = dict(loaded.model.named_parameters())  # each once: a tied head is the embeddings
     try:
         tensors = {name: x for file in _files(path) for name, x in load_file(file).items()}
-    except SafetensorError as error:
+        if not loaded.lora and parameters.keys() - tensors:  # files of transformers hold experts one by one
+            tensors |= StoredWeights(str(path), {}).tensors(loaded.model)
+    except (SafetensorError, CheckpointError, OSError) as error:
         raise ModelError(f"{path}: the weights cannot be read: {error}") from error
-    parameters = dict(loaded.model.named_parameters())  # each once: a tied head is the embeddings
     changing = [name for name, parameter in parameters.items() if parameter.requires_grad] or [*parameters]
     wrong = [name for name in changing if name not in tensors]
     wrong += [name for name in parameters.keys() & tensors if tensors[name].shape != parameters[name].shape]

@@ -98,6 +98,11 @@ class StoredWeights:
         self._fill_buffers(model, dtype)
         return model, report
 
+    def tensors(self, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+        """What is there for a model that is made, by the names of its parameters and buffers."""
+        self._arrange(model)
+        return {name: self.read(name, whole(self.like(name))) for name in self._of}
+
     def _arrange(self, model: PreTrainedModel) -> None:
         mapping = get_model_conversion_mapping(model)
         renamings = [each for each in mapping if isinstance(each, WeightRenaming)]

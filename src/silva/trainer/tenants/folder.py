@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from silva.errors import CheckpointError
 from silva.models.loading import LoadedModel
 from silva.models.pieces import Pieces, write, written
+from silva.models.stored import StoredWeights
 from silva.models.weight_files import let_read
 from silva.ports import FILES
 from silva.trainer.export import export_model
@@ -103,11 +104,6 @@ def _save_adapter(loaded: LoadedModel, run: TenantRun, folder: Path) -> None:
     config.save_pretrained(str(folder))
 
 
-def model_files(folder: Path) -> list[Path]:
-    """Those of the weights of a whole model; none in an adapter's folder."""
-    return sorted(folder.glob("model*.safetensors"))
-
-
 def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callable[[], None]:
     """Read what `save` has written; arguments as there.
 
@@ -126,8 +122,12 @@ def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callabl
         if (found := _digest(folder / name)) != digest:
             raise CheckpointError(f"{folder / name}: damaged, its sha256 is {found}, expected {digest}")
     parameters = stepper.parameters
-    prefix, files = (PREFIX, written(folder, ADAPTER)) if run.whole is None else ("", model_files(folder))
-    weights = _tensors(files, {f"{prefix}{name}": each for name, each in parameters.items()})
+    if run.whole is None:
+        adapters = {f"{PREFIX}{name}": each for name, each in parameters.items()}
+        found = _tensors(written(folder, ADAPTER), adapters)
+        weights = {name: found[f"{PREFIX}{name}"] for name in parameters}
+    else:
+        weights = StoredWeights(str(folder), {}).tensors(run.whole.model)
     steps: Mapping[str, int] = content["steps"] if optimizer else {}
     if unknown := steps.keys() - parameters.keys():
         raise CheckpointError(f"{folder / RUN}: steps of {sorted(unknown)[0]}, which this run has not")
@@ -143,7 +143,7 @@ def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callabl
     @torch.no_grad()
     def apply() -> None:
         for name, parameter in parameters.items():
-            parameter.copy_(weights[f"{prefix}{name}"])
+            parameter.copy_(weights[name])
         stepper.adopt()
         for name, parameter in parameters.items():
             if (master := saved.get(f"{name}/{MASTER}")) is not None:

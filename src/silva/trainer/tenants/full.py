@@ -37,15 +37,13 @@ def full_run(
         of: whose weights these are, for messages.
 
     Raises:
-        CapabilityError: some layers are left out, the model has experts, or there is too little memory.
+        CapabilityError: some layers are left out, or there is too little memory.
     """
     if not (shape.attn and shape.mlp and shape.unembed):
         raise CapabilityError(
             f"{of}: rank 0 trains all weights; expected train_attn, train_mlp and train_unembed, or a rank "
             "of 1 or more"
         )
-    if any(parameter.ndim > 2 for parameter in plain.model.parameters()):
-        raise CapabilityError(f"{of}: all weights of a model with experts: not here; expected rank 1 or more")
     shared = [nn.Parameter(parameter.detach()) for parameter in plain.model.parameters()]
     needed = sum(parameter.nbytes for parameter in shared) + learning_bytes(shared)
     if plain.device.type == "cpu" and (why := too_large(needed)):

@@ -108,8 +108,12 @@ class Tenants:
         self._plain = None if divided else copied(loaded, weights)
         model, head = loaded.model, loaded.model.get_output_embeddings()
         (name,) = [name for name, module in model.named_modules() if module is head]
-        layers = Lora().targets if targets is None else targets
-        self._adapters = LoraRuns(model, [*layers, name.rpartition(".")[2]])
+        linear = {
+            name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, nn.Linear)
+        }
+        self._experts = any(parameter.ndim > 2 for parameter in model.parameters())
+        usual = [each for each in Lora().targets if each in linear or not self._experts]
+        self._adapters = LoraRuns(model, [*(usual if targets is None else targets), name.rpartition(".")[2]])
         if settings.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self.loaded = self._mesh.divide(loaded) if divided else loaded
@@ -131,7 +135,7 @@ class Tenants:
 
         Raises:
             CapabilityError: such a copy does not fit into memory, or no rank has the model to copy, or it
-                cannot be trained so; or the head may not be adapted.
+                cannot be trained so; or the head or experts may not be adapted.
         """
         shape = LoraShape(rank, alpha, attn, mlp, unembed)
         if rank == 0:
@@ -147,6 +151,10 @@ class Tenants:
         if unembed and not self._head:
             raise CapabilityError(
                 f"run {run}: train_unembed: the engine here has no adapters of the head; expected false"
+            )
+        if mlp and self._experts:
+            raise CapabilityError(
+                f"run {run}: train_mlp: experts have no adapters here; expected false, or a run of rank 0"
             )
         made = self._adapters.add(run, rank, alpha, seed, attn=attn, mlp=mlp, unembed=unembed)
         self._runs[run] = TenantRun(shape, Stepper(made, self._mesh, most=sys.maxsize, of=f"run {run}"))
