@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 USER = "postgres"  # for root, as whom it refuses to run
 PLACES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -28,10 +29,11 @@ class PostgresServer:
 
     def __init__(self, log: Path) -> None:
         places = os.pathsep.join([os.environ.get("PATH", ""), *map(str, PLACES)])
-        self._initdb, self._postgres = (shutil.which(name, path=places) for name in ("initdb", "postgres"))
-        if not self._initdb or not self._postgres:
+        found = [shutil.which(name, path=places) for name in ("initdb", "postgres")]
+        if None in found:
             raise FileNotFoundError("needs PostgreSQL: initdb and postgres")
-        self._as = {"user": USER, "group": USER} if os.geteuid() == 0 else {}
+        self._initdb, self._postgres = map(str, found)
+        self._as: Any = {"user": USER, "group": USER} if os.geteuid() == 0 else {}
         self._folder, self._log = Path(tempfile.mkdtemp(prefix="silva-pg-")), log
         if self._as:
             shutil.chown(self._folder, USER, USER)

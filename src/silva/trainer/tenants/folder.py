@@ -124,8 +124,8 @@ def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callabl
     parameters = stepper.parameters
     if run.whole is None:
         adapters = {f"{PREFIX}{name}": each for name, each in parameters.items()}
-        found = _tensors(written(folder, ADAPTER), adapters)
-        weights = {name: found[f"{PREFIX}{name}"] for name in parameters}
+        read = _tensors(written(folder, ADAPTER), adapters)
+        weights = {name: read[f"{PREFIX}{name}"] for name in parameters}
     else:
         weights = StoredWeights(str(folder), {}).tensors(run.whole.model)
     steps: Mapping[str, int] = content["steps"] if optimizer else {}
