@@ -81,6 +81,16 @@ def test_dry_run_prints_toml_that_says_the_same(tmp_path, monkeypatch, capsys, w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.toml", "b.toml"]
 
 
+def test_a_plan_trains_no_long_warm_start(tmp_path, monkeypatch, capsys):
+    """A script plays in its place, as it does before a large model."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("silva.commands.plan.warm_start", None)  # calling it would fail
+    Path("a.toml").write_text(CONFIG + "warm_start = {steps = 601, episodes_per_step = 2}\n")
+    assert main(["rl", "@", "a.toml", "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    assert "before them up to 601 supervised steps" in text and "groups in a probe" not in text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--steps", "100"), ("--no-algorithm.drop_zero_variance",)])
 def test_a_plan_that_teaches_nothing_says_so_first(tmp_path, monkeypatch, capsys, options):

@@ -54,6 +54,7 @@ from silva.trainer.optimizer import learning_bytes
 from silva.types import Group, Task, Trajectory
 
 PROBE_EPISODES = 48
+PROBE_UPDATES = 600  # of a tiny model's warm start: a minute or two; a plan does without a longer one
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 CUDA_BYTES = 0.3 * 2**30  # that torch's CUDA builds take more, also without a GPU
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
@@ -221,9 +222,11 @@ def _quoted(text: str) -> list[str]:
 
 
 def _begins_with_script(config: RunConfig) -> bool:
-    """Whether a script plays the probe."""
-    trains_first = isinstance(config.model, TinyModel) and not config.trainer.remote
-    return config.warm_start is not None and not trains_first
+    """Whether a script plays the probe, as the warm start would take too long."""
+    if config.warm_start is None:
+        return False
+    quick = isinstance(config.model, TinyModel) and config.warm_start.steps <= PROBE_UPDATES
+    return config.trainer.remote or not quick
 
 
 def alone(config: RunConfig) -> RunConfig:
