@@ -41,7 +41,7 @@ def runs(*codes: str, walls: Walls | None = None, seed: int = 0, **limits: Any) 
 
 def end_of_those_in_advance() -> None:
     """End the sandboxes that have been started in advance, also the one that is being started."""
-    starting._starter.submit(int).result()
+    starting._asked.join()
     while starting._next:
         starting._next.popitem()[1].end()
 

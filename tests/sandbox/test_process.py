@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def test_a_fork_of_the_host_has_none_of_its_sandboxes() -> None:
 
     async def story(sandbox: Sandbox) -> Result:
         await sandbox.run("1")
-        starting._starter.submit(int).result()
+        starting._asked.join()
         assert starting._next
         child = os.fork()
         if child == 0:
@@ -293,17 +294,83 @@ def test_few_sandboxes_are_started_in_advance_and_their_descriptors_are_closed()
     before = len(os.listdir("/proc/self/fd"))
     for memory in range(101, 108):
         story(memory)
-    starting._starter.submit(int).result()
+    starting._asked.join()
     assert len(starting._next) == starting.MOST_AHEAD
     for started in starting._next.values():
         os.kill(started.pid, signal.SIGKILL)
-        while started.lives:
+        while started.waits:
             time.sleep(0.01)
     del started
     for memory in range(104, 108):
         story(memory)
     end_of_those_in_advance()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_that_was_stopped_while_it_waited_is_not_taken() -> None:
+    async def story(sandbox: Sandbox) -> tuple[Result, int]:
+        await sandbox.run("1")
+        starting._asked.join()
+        stopped = starting._next[next(reversed(starting._next))]
+        os.kill(stopped.pid, signal.SIGSTOP)
+        while "T" not in states(stopped.pid):
+            time.sleep(0.01)
+        await sandbox.close()
+        return await sandbox.run("6 * 7"), stopped.pid
+
+    result, stopped = play(story, memory_mb=110)
+    assert result.output == "42\n" and not Path(f"/proc/{stopped}").exists()
+
+
+# The start in advance waits for a template that was stopped.
+STUCK = """
+import asyncio, os, signal
+from pathlib import Path
+from silva.sandbox import starting
+from silva.sandbox.process import Sandbox
+from silva.sandbox.settings import SandboxSettings
+
+def stop(process):
+    print(process)
+    os.kill(process, signal.SIGSTOP)
+    for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
+        stop(int(child))
+
+async def story():
+    sandbox = Sandbox(SandboxSettings())
+    await sandbox.run("1")
+    starting._asked.join()
+    (kind, ahead), = starting._next.items()
+    ahead.end()
+    await sandbox.close()
+    for template in starting._templates.values():
+        stop(template._process.pid)
+    starting.START, forked = 1e6, starting._Template.fork
+    starting._Template.fork = lambda *given: (forked(*given), print("waits", flush=True))
+    starting._next.clear()
+    starting._asked.put(kind)
+
+asyncio.run(story())
+print("ends")
+"""
+
+
+@pytest.mark.slow
+def test_the_end_does_not_wait_for_a_template_that_was_stopped() -> None:
+    found = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120)
+    said = found.stdout.split()
+    for stopped in filter(str.isdecimal, said):
+        with suppress(ProcessLookupError):
+            os.kill(int(stopped), signal.SIGKILL)
+    assert (found.returncode, found.stderr) == (0, "") and {"waits", "ends"} < set(said)
+
+
+@pytest.mark.parametrize(("processes", "keep_state"), [(1, False), (3, True)])
+def test_no_room_for_the_sandbox_itself_is_refused(processes: int, keep_state: bool) -> None:
+    with pytest.raises(ValueError, match=f"processes: got {processes}, expected at least {processes + 1}"):
+        SandboxSettings(processes=processes, keep_state=keep_state)
+    enough = runs("6 * 7", processes=processes + 1, keep_state=keep_state)
+    assert enough == [Result("ok", "42\n")]
 
 
 def test_a_cancelled_call_ends_its_sandbox() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from silva.config.sections import Positive, Section
 
@@ -31,3 +31,13 @@ class SandboxSettings(Section):
     """Variables stay from one call of an episode to the next. A call that dies leaves them as they were."""
     packages: bool = True
     """Installed packages can be imported; off: the standard library alone."""
+
+    @model_validator(mode="after")
+    def _has_room_for_itself(self) -> Self:
+        least, why = (4, " with keep_state") if self.keep_state else (2, "")
+        if self.processes < least:
+            raise ValueError(
+                f"processes: got {self.processes}, expected at least {least}{why}: those of the sandbox "
+                "itself, and the code's"
+            )
+        return self

@@ -8,9 +8,11 @@ sandbox of each of the last kinds is started in advance. A fork of this process 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import errno
 import os
+import queue
 import select
 import signal
 import socket
@@ -18,7 +20,6 @@ import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,6 +31,7 @@ from silva.sandbox.walls import ENVIRONMENT, MIB, Walls, command, told
 START = 20.0  # seconds that a start may take on a busy machine
 START_IMPORTS = 60.0  # more, if it imports modules
 LAST_WORDS = 1.0  # seconds that a template which failed has to end
+MOST_AT_THE_END = 1.0  # seconds that the end of this process waits for what is started in advance
 _templates: dict[tuple[str, ...], _Template] = {}  # by their command lines
 _lock = threading.Lock()
 
@@ -87,8 +89,11 @@ class Started:
         self._listener.close()
 
     @property
-    def lives(self) -> bool:
-        return not _gone(self._process, 0)
+    def waits(self) -> bool:
+        """For a call: it has not ended, and nobody has stopped it."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat") as file:
+            return not _gone(self._process, 0) and file.read().rpartition(")")[2].split()[0] not in "Tt"
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +110,20 @@ class _Kind:
 
 MOST_AHEAD = 4  # kinds of which one is started in advance: the last ones that were asked for
 _next: dict[_Kind, Started] = {}
+_asked = queue.Queue[_Kind | None]()  # to be started in advance; None: nothing further
+_starter: threading.Thread | None = None
 _all: weakref.WeakSet[Started] = weakref.WeakSet()
-_starter = ThreadPoolExecutor(1, "sandbox")
 
 
 def _after_fork() -> None:
     """In the child: what there is belongs to the parent, and lives on when the child ends."""
-    global _lock, _starter
+    global _lock, _asked, _starter
     for started in _all:
         started.end.detach()
     _all.clear()
     _next.clear()
     _templates.clear()
-    _lock, _starter = threading.Lock(), ThreadPoolExecutor(1, "sandbox")
+    _lock, _asked, _starter = threading.Lock(), queue.Queue(), None
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -135,22 +141,38 @@ def start(walls: Walls, settings: SandboxSettings, ready: Sequence[str]) -> Star
     kind = _Kind(walls, settings, tuple(ready))
     try:
         found = _next.pop(kind, None)
-        if found is not None and not found.lives:
+        if found is not None and not found.waits:
             found.end()
             found = None
         found = found or kind.started()
     except OSError as error:
         raise SandboxFault(f"sandbox did not start: {error or type(error).__name__}") from error
-    _starter.submit(_start_next, kind)
+    global _starter
+    _asked.put(kind)
+    with _lock:
+        if _starter is None:
+            # The end of this process does not wait for it: a template that is stopped would hold it up.
+            _starter = threading.Thread(target=_start_asked, args=(_asked,), name="sandbox", daemon=True)
+            _starter.start()
     return found
 
 
-def _start_next(kind: _Kind) -> None:
-    if kind not in _next:
-        _next[kind] = kind.started()
-    while len(_next) > MOST_AHEAD:
-        with contextlib.suppress(KeyError):
-            _next.pop(next(iter(_next))).end()
+def _start_asked(asked: queue.Queue[_Kind | None]) -> None:
+    while kind := asked.get():
+        with contextlib.suppress(OSError):  # if it still does not start when it is needed, that says why
+            if kind not in _next:
+                _next[kind] = kind.started()
+        while len(_next) > MOST_AHEAD:
+            with contextlib.suppress(KeyError):
+                _next.pop(next(iter(_next))).end()
+        asked.task_done()
+
+
+@atexit.register
+def _at_the_end() -> None:
+    _asked.put(None)
+    if _starter is not None:
+        _starter.join(MOST_AT_THE_END)
 
 
 class _Template:
