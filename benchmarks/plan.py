@@ -30,21 +30,17 @@ from silva.registries import REGISTRIES
 from silva.storage.metrics import read_metrics
 
 FILE = Path(__file__).parent / "environments" / "slow_tool.toml"
-LAKE = ("--environments.0.type=frozen_lake", "--environments.0.style=compact", "--environments.0.think=false",
-        "--environments.0.answer_tags=false", "--environments.0.max_actions=6",
-        "--rollout.groups-per-step=8", "--rollout.group-size=8")  # fmt: skip
-CASES: Mapping[str, Sequence[str]] = {
-    "sums, one turn": ("--environments.0.type=calculator", "--environments.0.tool=false", "--model.width=128",
-                       "--rollout.groups-per-step=16", "--rollout.group-size=8",
-                       "--rollout.limits.max-turns=1"),
-    "dialogue, 2 to 6 turns": ("--environments.0.seconds=0", "--model.width=128"),
-    "lake": (*LAKE, "--model.width=128"),
-    "lake on trees": (*LAKE, "--model.width=128", "--rollout.type=branching", "--rollout.initial-rollouts=4"),
-    "slow tool, 1 s": ("--environments.0.seconds=1", "--model.width=128"),
-    "wide, long replies": ("--environments.0.seconds=0.1", "--rollout.limits.max-turn-tokens=48"),
-}  # fmt: skip
+LAKE = ("type=frozen_lake", "style=compact", "think=false", "answer_tags=false", "max_actions=6")
+CASES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {  # keys of the environment, and others
+    "sums, one turn": (("type=calculator", "tool=false"), ("--rollout.group-size=8",)),
+    "dialogue, 2 to 6 turns": (("seconds=0",), ()),
+    "lake": (LAKE, ()),
+    "lake on trees": (LAKE, ("--rollout.type=branching", "--rollout.initial-rollouts=2")),
+    "slow tool, 1 s": (("seconds=1",), ()),
+    "wide, long replies": (("seconds=0.1",), ("--model.width=256", "--rollout.limits.max-turn-tokens=48")),
+}
 COMMON = ("--placement.type=services", "--placement.threads=1", "--no-algorithm.drop-zero-variance",
-          "--monitoring.trace=true")  # fmt: skip
+          "--monitoring.trace=true", "--model.width=128", "--rollout.group-size=4")  # fmt: skip
 TARGETS = 0.10, 0.25  # of the median and of the worst
 
 
@@ -53,6 +49,7 @@ def main() -> int:
     options.add_argument("--cases", help="words of their names, with commas (default all)")
     options.add_argument("--probe", type=float, default=60.0, help="seconds (default 60)")
     options.add_argument("--steps", type=int, default=12, help="of each run (default 12)")
+    options.add_argument("--groups", type=int, default=8, help="of a step (default 8)")
     options.add_argument("--output-dir", type=Path, default=Path("runs/plan"))
     given = options.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -60,10 +57,12 @@ def main() -> int:
     print(words, "", sep="\n")
     wanted = (given.cases or "").split(",")
     rows, lines = [speed], list[list[str]]()
-    for case, flags in CASES.items():
+    for case, (keys, flags) in CASES.items():
         if not any(word in case for word in wanted):
             continue
-        argv = [f"@{FILE}", *COMMON, *flags, f"--output-dir={given.output_dir}", "--name=plan"]
+        argv = [f"@{FILE}", *COMMON, f"--rollout.groups-per-step={given.groups}", *flags,
+                *(f"--environments.0.{key}" for key in keys),
+                f"--output-dir={given.output_dir}", "--name=plan"]  # fmt: skip
         foretold = foretell(load(argv, REGISTRIES).config, given.probe)
         for level in LEVELS:
             began, waited = time.time(), waiting()

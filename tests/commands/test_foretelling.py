@@ -101,7 +101,7 @@ class Play:
         async def episode(index: int) -> None:
             for turn in range(2 + (number + index) % 3):
                 length = 10 + (7 * number + 3 * index + 5 * turn) % 20
-                await self.engine.sample([1], SamplingParams(length), session=f"{number}/{index}")
+                await self.engine.sample([1], SamplingParams(length), session=f"{work.id}/{index}")
                 await CLOCK.sleep(self.tool)
 
         await asyncio.gather(*map(episode, range(3)))
@@ -117,7 +117,8 @@ class Machine:
         task = SimpleNamespace(label="w", taskset=None), Task("w/0", "w", 0, {})
         stream: Any = SimpleNamespace(draw=lambda: task)
         ledger: Any = SimpleNamespace(record=lambda *a, **k: None, commit=lambda: None)
-        play = Play(RecordedEngine(self.sampler), tool)  # type: ignore[arg-type]
+        self.engine = RecordedEngine(self.sampler)  # type: ignore[arg-type]
+        play = Play(self.engine, tool)
         self.work = WorkQueue(stream, play, ledger, batch=4, steps=1000)
         config = SimpleNamespace(
             algorithm=SimpleNamespace(on_policy=False), rollout=SimpleNamespace(overlap_training=False),
@@ -160,7 +161,7 @@ def probed(seconds: float, **machine: float) -> tuple[Mapping[int, Mapping[str, 
 
     async def play() -> tuple[Mapping[int, Mapping[str, float]], int]:
         made = Machine(**machine)  # type: ignore[arg-type]
-        probe = LoopProbe(made, seconds)  # type: ignore[arg-type]
+        probe = LoopProbe(made, made.engine, seconds)  # type: ignore[arg-type]
         rows = await made.steps(1000, probe.step)
         return probe.foretold({int(row["step"]): row for row in rows}), made.work.level
 

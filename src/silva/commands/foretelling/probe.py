@@ -21,7 +21,7 @@ from typing import Any
 
 from silva.commands.common import as_resolved
 from silva.commands.foretelling.rates import Recording
-from silva.commands.foretelling.recorded import RecordedEngine, RecordedRollout, TimedPiece, TimedStep
+from silva.commands.foretelling.recorded import RecordedEngine, RecordedRollout, TimedStep
 from silva.commands.supervise import supervise
 from silva.commands.train import prepare
 from silva.config.load import Resolved
@@ -31,6 +31,7 @@ from silva.config.sections import Foretold
 from silva.errors import CapabilityError, SilvaError
 from silva.monitoring.alerts.foretold import found
 from silva.orchestrator.rl import Loop
+from silva.placement.supervisor import INTERRUPTED
 from silva.ports import CLOCK
 from silva.run import claimed, opened
 from silva.scratch import private_folder
@@ -62,12 +63,10 @@ def foretell(config: RunConfig, seconds: float) -> dict[int, Numbers]:
         resolved = as_resolved(file)
         if config.placement.starts:
             code = supervise(resolved, [f"@{file}"], [f"--probe={seconds:g}"])
+            if code == INTERRUPTED:
+                raise KeyboardInterrupt
             if code:
-                raise (
-                    KeyboardInterrupt
-                    if code == 130
-                    else SilvaError(f"--probe: the probe ended with exit code {code}; its words stand above")
-                )
+                raise SilvaError(f"--probe: the probe ended with exit code {code}; its words stand above")
         else:
             play(resolved, seconds)
         told = json.loads((folder / FILE).read_text())
@@ -107,9 +106,9 @@ def play(resolved: Resolved, seconds: float) -> None:
 
 async def _play(resolved: Resolved, folder: Any, seconds: float) -> dict[int, Numbers]:
     async with opened(resolved, folder, steps=STEPS) as run:
-        run.assembly.engine = RecordedEngine(run.assembly.engine)
+        run.assembly.engine = engine = RecordedEngine(run.assembly.engine)
         loop = await prepare(run)
-        probe = LoopProbe(loop, seconds)
+        probe = LoopProbe(loop, engine, seconds)
         with contextlib.suppress(_Over):
             await loop.run(probe.step)
         rows = {int(row["step"]): row for row in read_metrics(folder.metrics) if row["step"] > 0}
@@ -123,13 +122,13 @@ class _Over(Exception):
 class LoopProbe:
     """Watches a loop, step by step, and raises its level when level 0 has been seen."""
 
-    def __init__(self, loop: Loop, seconds: float) -> None:
-        self._loop, self._seconds = loop, seconds
+    def __init__(self, loop: Loop, engine: RecordedEngine, seconds: float) -> None:
+        self._loop, self._engine, self._seconds = loop, engine, seconds
         self._queue = queue = loop.parts.buffer.work
-        self._pieces, self._steps = list[TimedPiece](), list[TimedStep]()
+        self._steps = list[TimedStep]()
         self._began = self._last = CLOCK.monotonic()
-        self._known = 0, 0  # tokens in rows, and pieces, after the step before
-        queue.rollout = RecordedRollout(queue.rollout, self._pieces.append)
+        self._known = 0, 0  # tokens in rows, and works, after the step before
+        queue.rollout = self._rollout = RecordedRollout(queue.rollout)
         config, shared = loop.parts.config, loop.parts.trainer.capabilities.publishes == "shared"
         stale = config.algorithm.on_policy and config.algorithm.rollout_correction is None
         self.levels = LEVELS[:1] if shared or stale or config.rollout.overlap_training else LEVELS
@@ -140,29 +139,33 @@ class LoopProbe:
         rollout, train, publish = (phases[name] for name in ("rollout", "train", "publish"))
         passed = rollout + train + publish
         began = self._last if self._steps else now - passed
-        rows, pieces = self._loop.state.tokens_in_rows, len(self._pieces)
+        rows, issued = self._loop.state.tokens_in_rows, len(self._rollout.works)
         rest = max(0.0, now - began - passed)
         self._steps.append(
             TimedStep(self._queue.level, began, rollout, train, publish, rest,
-                 row_tokens=rows - self._known[0], pieces=pieces - self._known[1])
+                 row_tokens=rows - self._known[0], issued=issued - self._known[1])
         )  # fmt: skip
-        self._known, self._last = (rows, pieces), now
-        left = self._seconds - (now - self._began) - passed
-        if left < 0 and (self._queue.level or len(self._steps) >= LEAST):
+        self._known, self._last = (rows, issued), now
+        elapsed = now - self._began
+        if len(self._steps) < LEAST:
+            return
+        if elapsed + passed / 2 > self._seconds:  # most of the next step would come too late
             raise _Over
-        if not self._queue.level and len(self.levels) > 1 and len(self._steps) > LEAST and (
-            left < (1 - AT_LEVEL_0) * self._seconds):  # fmt: skip
+        if len(self.levels) > 1 and elapsed > AT_LEVEL_0 * self._seconds:
             self._queue.level = 1
 
     def foretold(self, rows: Mapping[int, Mapping[str, Any]]) -> dict[int, Numbers]:
         """By level. `rows`: the metrics of the steps."""
         placement, cores = self._loop.parts.config.placement, len(os.sched_getaffinity(0))
         share = min(1.0, cores / (2 * (placement.threads or cores)))
-        recording = Recording(self._steps, self._pieces, self._queue.batch, self._last, share)
+        works = self._rollout.works
+        ids = {work.id for work in works}
+        requests = [each for each in self._engine.requests if each.session.partition("/")[0] in ids]
+        recording = Recording(self._steps, works, requests, self._queue.batch, self._last, share)
         measured = [rows[number] for number, step in enumerate(self._steps, 1) if step.level == 0]
         whole = found(list(rows.values()))
         at_0 = found(measured[1:] or measured)
         told: dict[int, Numbers] = {0: {**at_0, "memory": whole["memory"]}}
-        for level in self.levels[1:]:
+        for level in self.levels[1:] if requests else ():
             told[level] = {**at_0, **found(recording.foretold(level)), "memory": whole["memory"]}
         return told

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 
-from silva.commands.foretelling.recorded import TimedPiece, TimedRequest, TimedStep
+from silva.commands.foretelling.recorded import TimedRequest, TimedStep, TimedWork
 from silva.commands.foretelling.schedule import Ask, Rates, Schedule, StepScript, WorkScript
 
 LEAST = 0.1  # of its speed that a part keeps whatever others do
@@ -18,11 +19,12 @@ PLAYED, LEFT_OUT = 24, 4  # steps in virtual time, and how many of them at first
 
 @dataclass(frozen=True)
 class Recording:
-    """Of a probe. `share`: what engine and trainer keep of their speeds while both are at work, if no step of
-    level 1 says it."""
+    """Of a probe; `requests` are of these works. `share`: what engine and trainer keep of their speeds while
+    both are at work, if no step of level 1 says it."""
 
     steps: Sequence[TimedStep]
-    pieces: Sequence[TimedPiece]
+    works: Sequence[TimedWork]
+    requests: Sequence[TimedRequest]
     batch: int
     ended: float
     share: float = 1.0
@@ -34,13 +36,14 @@ class Recording:
 
     def foretold(self, level: int) -> list[dict[str, float]]:
         """The metrics of steps at a level."""
-        rates, works = self._fitted()
-        scripts = [_script(piece, works) for piece in self.pieces if not math.isnan(piece.ended)]
-        alone, later = self.at_level(0), self.at_level(1 if level else 0) or self.at_level(0)
-        stages = [
-            StepScript([self.batch, *([more] if (more := step.pieces - self.batch) > 0 else [])], step.train)
-            for step in alone
-        ]
+        rates, alone = self._fitted()
+        own = defaultdict[str, list[TimedRequest]](list)
+        for request in alone:
+            own[request.session.partition("/")[0]].append(request)
+        scripts = [_script(work, own[work.id], alone) for work in self.works if not math.isnan(work.ended)]
+        first = self.at_level(0)
+        stages = [StepScript([self.batch, max(0, step.issued - self.batch)], step.train) for step in first]
+        later = self.at_level(1 if level else 0) or first
         schedule = Schedule(
             scripts, stages, rates, batch=self.batch, level=level,
             publish=median(step.publish for step in later), rest=median(step.rest for step in later),
@@ -51,9 +54,8 @@ class Recording:
         """Rates, and the seconds that each request takes alone."""
         apart = [step for step in self.steps if step.level == 0]
         switched = apart[-1].training[1] + apart[-1].rest
-        asked = [request for piece in self.pieces for request in piece.requests]
-        ended = [request for request in asked if not math.isnan(request.ended)]
-        crowds = _Crowds(asked, self.steps, self.ended)
+        ended = [request for request in self.requests if not math.isnan(request.ended)]
+        crowds = _Crowds(self.requests, self.steps, self.ended)
         first = [request for request in ended if request.ended <= switched]
         crowd = _crowd(first, crowds)
         alone, beside = (crowds.passed(1 / (1 + crowd * crowds.count) * on, ended)
@@ -121,17 +123,16 @@ def _bounded(share: float) -> float:
     return float(min(1.0, max(LEAST, share)))
 
 
-def _script(piece: TimedPiece, works: dict[TimedRequest, float]) -> WorkScript:
+def _script(
+    work: TimedWork, requests: Sequence[TimedRequest], alone: Mapping[TimedRequest, float]
+) -> WorkScript:
     """A request waits for the one of its session that ended last before it began."""
-    asks = list[Ask]()
-    requests = [request for request in piece.requests if request in works]
+    asks, sessions = list[Ask](), defaultdict[str, list[tuple[float, int]]](list)
+    for number, request in enumerate(requests):
+        sessions[request.session].append((request.ended, number))
     for request in requests:
-        before = [
-            (other.ended, number)
-            for number, other in enumerate(requests)
-            if other.session == request.session and other.ended <= request.began
-        ]
-        ended, number = max(before, default=(piece.began, -1))
-        asks.append(Ask(number, request.began - ended, works[request], request.tokens))
-    last = max((request.ended for request in requests), default=piece.began)
-    return WorkScript(asks, max(0.0, piece.ended - last))
+        before = [each for each in sessions[request.session] if each[0] <= request.began]
+        ended, number = max(before, default=(work.began, -1))
+        asks.append(Ask(number, request.began - ended, alone[request], request.tokens))
+    last = max((request.ended for request in requests), default=work.began)
+    return WorkScript(asks, max(0.0, work.ended - last))

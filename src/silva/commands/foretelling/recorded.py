@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from silva.monitoring.trace import Trace
 from silva.monitoring.traced import TracedEngine
@@ -16,7 +15,7 @@ from silva.types import Completion, Group, SamplingParams
 
 @dataclass(eq=False)
 class TimedRequest:
-    """`ended`: NaN if it never did."""
+    """`session`: the id of an episode, which begins with that of its work. `ended`: NaN if it never did."""
 
     session: str
     began: float
@@ -25,17 +24,17 @@ class TimedRequest:
 
 
 @dataclass(eq=False)
-class TimedPiece:
-    """One piece of work: the episodes of a task."""
+class TimedWork:
+    """The episodes of a task."""
 
+    id: str
     began: float
     ended: float = math.nan
-    requests: list[TimedRequest] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Its times in seconds, in the order in which they pass; `rest` is what follows the last phase."""
+    """Its seconds, in the order in which they pass; `rest` is what follows the last phase."""
 
     level: int
     began: float
@@ -44,43 +43,37 @@ class TimedStep:
     publish: float
     rest: float
     row_tokens: int
-    pieces: int  # issued in it
+    issued: int  # pieces of work
 
     @property
     def training(self) -> tuple[float, float]:
-        """When trainer and loop were at work: begin and end."""
+        """When the trainer was at work: begin and end."""
         begin = self.began + self.rollout
         return begin, begin + self.train + self.publish
 
 
-_piece: ContextVar[TimedPiece | None] = ContextVar("piece", default=None)
-
-
 class RecordedEngine(TracedEngine):
-    """Implements `protocols.Engine` over another one, and notes requests of the piece that asks."""
+    """Implements `protocols.Engine` over another one, and notes requests."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner, Trace(None))
+        self.requests = list[TimedRequest]()
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
-        request = TimedRequest(session, CLOCK.monotonic())
-        if piece := _piece.get():
-            piece.requests.append(request)
+        self.requests.append(request := TimedRequest(session, CLOCK.monotonic()))
         found = await super().sample(tokens, params, session=session)
         request.ended, request.tokens = CLOCK.monotonic(), len(found.tokens)
         return found
 
 
 class RecordedRollout:
-    """Implements `protocols.Rollout` over another one. `note` gets each piece as it begins."""
+    """Implements `protocols.Rollout` over another one, and notes pieces of work."""
 
-    def __init__(self, inner: Rollout, note: Callable[[TimedPiece], None]) -> None:
-        self._inner, self._note = inner, note
+    def __init__(self, inner: Rollout) -> None:
+        self._inner, self.works = inner, list[TimedWork]()
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
-        piece = TimedPiece(CLOCK.monotonic())
-        self._note(piece)
-        _piece.set(piece)  # of this piece's task alone
+        self.works.append(timed := TimedWork(work.id, CLOCK.monotonic()))
         async for group in self._inner.run(work):
             yield group
-        piece.ended = CLOCK.monotonic()
+        timed.ended = CLOCK.monotonic()

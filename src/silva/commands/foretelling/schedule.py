@@ -12,9 +12,10 @@ Not here: what the work is, which recorded.py sees, and how rates are found (rat
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, cycle, islice
 
 
@@ -64,7 +65,6 @@ class StepScript:
 
 @dataclass(eq=False)
 class _Flight:
-    began: float
     left: int  # requests
     spans: list[tuple[float, float, int]] = field(default_factory=list)  # progress at both ends, and tokens
     done: bool = False
@@ -121,15 +121,11 @@ class Schedule:
                 yield None
             train = self._now - began - rollout
             self._publishing = True
-            self._at(self._publish, self._published)
-            while self._publishing:
-                yield None
+            yield from self._pause(self._publish)
+            self._publishing = False
             ages = self._ages(taken)
             self._versions.append(self._progress)
-            waits = [True]
-            self._at(self._rest, waits.clear)
-            while waits:
-                yield None
+            yield from self._pause(self._rest)
             passed = self._now - began
             yield {
                 "perf/seconds/rollout": rollout,
@@ -140,8 +136,11 @@ class Schedule:
                 **{f"train/share/age{age}": share for age, share in ages.items()},
             }
 
-    def _published(self) -> None:
-        self._publishing = False
+    def _pause(self, seconds: float) -> Iterator[None]:
+        waits = [True]
+        self._at(seconds, waits.clear)
+        while waits:
+            yield None
 
     def _at(self, seconds: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (self._now + seconds, next(self._numbers), call))
@@ -167,15 +166,16 @@ class Schedule:
             heapq.heappop(self._asked)[2]()
 
     def _begun(self, script: WorkScript) -> _Flight:
-        flight = _Flight(self._now, len(script.asks))
+        flight, followers = _Flight(len(script.asks)), defaultdict[int, list[int]](list)
+        for number, ask in enumerate(script.asks):
+            followers[ask.after].append(number)
 
         def closed() -> None:
             flight.done = True
 
         def follow(number: int) -> None:
-            for later, ask in enumerate(script.asks):
-                if ask.after == number:
-                    self._at(ask.pause, lambda later=later: asked(later))  # type: ignore[misc]
+            for later in followers[number]:
+                self._at(script.asks[later].pause, partial(asked, later))
 
         def asked(number: int) -> None:
             ask, began = script.asks[number], self._progress
