@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from statistics import median
 
 import numpy as np
@@ -42,7 +43,11 @@ class Recording:
             own[request.session.partition("/")[0]].append(request)
         scripts = [_script(work, own[work.id], alone) for work in self.works if not math.isnan(work.ended)]
         first = self.at_level(0)
-        stages = [StepScript([self.batch, max(0, step.issued - self.batch)], step.train) for step in first]
+        refills, a_token = cycle([max(0, step.issued - self.batch) for step in first]), self._a_token()
+        stages = [
+            StepScript([self.batch, more], a_token * step.row_tokens if step.row_tokens else step.train)
+            for step, more in zip(self.steps, refills, strict=False)
+        ]
         later = self.at_level(1 if level else 0) or first
         schedule = Schedule(
             scripts, stages, rates, batch=self.batch, level=level,
@@ -69,17 +74,21 @@ class Recording:
         rates = Rates(crowd, engine, self._trainer(crowds))
         return rates, dict(zip(ended, (alone + engine * beside).tolist(), strict=True))
 
+    def _a_token(self) -> float:
+        """Seconds in which the trainer alone trains one."""
+        steps = self.at_level(0)
+        return sum(step.train for step in steps) / max(1, sum(step.row_tokens for step in steps))
+
     def _trainer(self, crowds: _Crowds) -> float:
         """What the trainer keeps of its speed while requests are in flight."""
-        before, after = self.at_level(0), self.at_level(1)
-        a_token = sum(step.train for step in before) / max(1, sum(step.row_tokens for step in before))
+        after = self.at_level(1)
         trained = [(step.began + step.rollout, step.began + step.rollout + step.train) for step in after]
         whole = sum(end - begin for begin, end in trained)
         begins, ends = np.array(trained).reshape(-1, 2).T
         disturbed = crowds.between((crowds.count > 0).astype(float), begins, ends).sum()
         if not disturbed:
             return self.share
-        alone = a_token * sum(step.row_tokens for step in after)
+        alone = self._a_token() * sum(step.row_tokens for step in after)
         return _bounded((alone - (whole - disturbed)) / disturbed)
 
 
