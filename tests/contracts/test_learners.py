@@ -349,5 +349,11 @@ def test_processes_that_divide_a_model(
     starter: Starter, tmp_path: Path, size: int, parallel: dict[str, Any], tests: str
 ) -> None:
     """Tests above, with FSDP2 over gloo; copies of a model are HSDP. With `ep` the model has experts; ranks
-    that share the same ones have whole experts of 4 (replayed), and parts of each one of 6 (the others)."""
+    that share the same ones have whole experts of 4 (replayed), and parts of each one of 6 (the others).
+
+    Among them is what torch 2.13, transformers 5.19 and peft 0.21 get wrong without a word if they are left
+    alone: FSDP's mean of the gradients in place of their sum (dp2); adapters put in after sharding, whose
+    gradients nobody adds up (dp2, lora); gradients of q and k norms under tensor parallel, and frozen weights
+    that it makes trainable (tp2, qwen3 and lora); experts that as many ranks share as there are (ep2);
+    micro-batches of unequal length in stages (pp2)."""
     starter.check(size, parallel, __file__, tests, tmp_path)
