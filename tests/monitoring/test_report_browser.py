@@ -67,7 +67,7 @@ def test_a_clicked_rollout_shows_its_whole_dialogue(page: Page) -> None:
     for expected in (
         "environment raised",
         "Use the calculator before you answer.",
-        'calculator({"expression": "',
+        'calculator {"expression": "',
         HOSTILE,
     ):
         assert expected in text
@@ -87,7 +87,7 @@ def card(page: Page, **changed: object) -> str:
 
 
 def test_what_got_worse_is_not_praised(page: Page) -> None:
-    good, bad, ink = "rgb(31, 122, 77)", "rgb(163, 74, 8)", "rgb(27, 33, 28)"
+    good, bad, ink = "rgb(26, 111, 69)", "rgb(154, 68, 8)", "rgb(27, 33, 28)"
     assert card(page, mean=0.7, ci_low=0.6, ci_high=0.8) == f"better {good}"
     assert card(page, mean=0.5, ci_low=0.4, ci_high=0.6) == f"higher, within the intervals {good}"
     assert card(page, mean=0.3, ci_low=0.2, ci_high=0.4) == f"lower, within the intervals {bad}"

@@ -6,6 +6,7 @@ import html
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from silva.ports import FILES
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 40
-COLOURS = ("#2f6f4f", "#c2571a", "#33609c", "#8a4f9e", "#8c7a1f", "#b23a48", "#3d8a8f", "#6b6b6b")
+LOOK = (resources.files("silva.monitoring") / "template" / "look.css").read_text("utf-8")
+COLOURS = re.findall(r"--s\d: light-dark\((#[0-9a-f]{6})", LOOK)
 
 
 def write_plots(folder: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:

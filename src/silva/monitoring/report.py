@@ -15,6 +15,7 @@ import hashlib
 import html
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
@@ -106,11 +107,12 @@ def overview(directory: Path, problems: list[str]) -> dict[str, Any]:
 def page(data: Mapping[str, Any], template: str = "report") -> str:
     """A template with its style, script and data filled in."""
     folder = resources.files("silva.monitoring") / "template"
-    script = "".join((folder / f"{name}.js").read_text("utf-8") for name in ("common", template))
+    script = "".join((folder / f"{name}.js").read_text("utf-8") for name in ("common", "figures", template))
+    script = re.sub(r"^export ", "", script, flags=re.MULTILINE)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     parts = {
         "TITLE": html.escape(str(data["name"])),
-        "STYLE": (folder / "report.css").read_text("utf-8"),
+        "STYLE": "".join((folder / f"{name}.css").read_text("utf-8") for name in ("look", "report")),
         "SCRIPT": script,
         "SCRIPT_HASH": f"sha256-{digest}",
         "DATA": embed(data),

@@ -104,7 +104,7 @@ def bundle(files: dict[str, bytes], entry: str = "app.js") -> str:
 
 def _write_front(folder: Path) -> None:
     files = static_files()
-    for name in ("style.css", "vendor/uplot.css", "vendor/uplot.js", "vendor/LICENSES.txt"):
+    for name in ("look.css", "style.css", "vendor/uplot.css", "vendor/uplot.js", "vendor/LICENSES.txt"):
         (folder / name).write_bytes(files[name])
     _write(folder / "app.js", bundle(files))
     page = files["index.html"].decode()

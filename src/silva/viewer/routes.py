@@ -34,13 +34,17 @@ SAFE = {
     "cache-control": "no-cache",
 }
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".txt": "text/plain"}
+SHARED = ("look.css", "figures.js")
 AT_ONCE = 8  # answers that are made at once; others wait
 
 
 def static_files() -> dict[str, bytes]:
-    """The front end, by path."""
-    folder = resources.files("silva.viewer") / "static"
-    found = {}
+    """The front end, by path; what the report has too (report.py) is read where that is."""
+    folder, shared = (
+        resources.files("silva.viewer") / "static",
+        resources.files("silva.monitoring") / "template",
+    )
+    found = {name: (shared / name).read_bytes() for name in SHARED}
     for entry in [*folder.iterdir(), *(folder / "vendor").iterdir()]:
         if entry.is_file():
             parent = "vendor/" if (folder / "vendor" / entry.name).is_file() else ""

@@ -21,24 +21,15 @@ function evaluation(first, last) {
   const show = isShare(last.metric) ? percent : number;
   const range = (e) => (e.ci_low == null && e.mean != null ? "all equal" : `${show(e.ci_low)} to ${show(e.ci_high)}`);
   const interval = (e) => range(e) + (e.n ? `, ${e.n} tasks` : "") + leftOut(e, show);
-  const lines = el("div", { class: "intervals" }), verdict = first ? judged(first, last) : "";
+  const lines = el("div", { class: "intervals" }), verdict = judged(first, last);
   if (first) lines.append(el("span", { text: "before" }), el("span", { text: interval(first) }));
   lines.append(el("span", { text: first ? "after" : data.evaluation ? "95 % interval" : "now" }), el("span", { text: interval(last) }));
   return el("article", { class: `card ${verdict}` },
     el("h3", { text: `${last.environment}, held-out ${last.metric}${last.metric === "success" && data.samples > 1 ? ` (avg@${data.samples})` : ""}` }),
-    el("p", { class: "change" },
+    el("p", { class: "big" },
       first && el("span", { class: "before", text: show(first.mean) }), first && el("span", { class: "before", text: "→", "aria-label": "to" }),
       el("span", { class: "after", text: show(last.mean) }), verdict && el("span", { class: "verdict", text: VERDICTS[verdict] })),
     whiskers(first, last), lines);
-}
-
-const VERDICTS = { better: "better", "maybe-better": "higher, within the intervals", "maybe-worse": "lower, within the intervals", worse: "worse", "": "" };
-/** What came of it, where more is better: clear only if the intervals do not overlap. */
-function judged(first, last) {
-  if (!(isShare(last.metric) || last.metric === "reward") || first.mean == null || last.mean == null || first.mean === last.mean) return "";
-  const end = (e, key) => e[key] ?? e.mean;
-  if (last.mean > first.mean) return end(last, "ci_low") > end(first, "ci_high") ? "better" : "maybe-better";
-  return end(last, "ci_high") < end(first, "ci_low") ? "worse" : "maybe-worse";
 }
 
 function leftOut(e, show) {
@@ -70,13 +61,10 @@ const DIGIT = 6.8; // width of one in a mark of the y axis
 const HEIGHT = 190;
 let smoothing = 0.6;
 
-function smooth(values) { // exponential moving average without the bias of its start
-  let mean = 0, weight = 0;
-  return values.map((v) => {
-    mean = smoothing * mean + (1 - smoothing) * v;
-    weight = smoothing * weight + (1 - smoothing);
-    return mean / weight;
-  });
+/** A mark of an axis with marks every `size`: with as many digits as tell them apart. */
+function mark(v, size) {
+  if (size >= 1 || Math.abs(v) < 200 * size) return number(Number(v.toPrecision(6)));
+  return v.toFixed(Math.ceil(-Math.log10(size) - 1e-9));
 }
 
 function tickSize(low, high, count) {
@@ -150,7 +138,7 @@ function hover(s, step) {
   if (i < 0) return null;
   const swatch = el("i", { class: "swatch" });
   swatch.style.background = s.colour;
-  const extra = s.low && s.low[i] != null ? ` [${number(s.low[i])}, ${number(s.high[i])}]` : smoothing > 0 && !s.low ? ` (smoothed ${number(smooth(s.y)[i])})` : "";
+  const extra = s.low && s.low[i] != null ? ` [${number(s.low[i])}, ${number(s.high[i])}]` : smoothing > 0 && !s.low ? ` (smoothed ${number(smooth(s.y, smoothing)[i])})` : "";
   return el("div", {}, swatch, `${s.name} `, el("b", { text: number(s.y[i]) }), extra, s.about && el("div", { text: s.about[i] }));
 }
 
@@ -189,7 +177,7 @@ function plot(root, spec, points) {
       s.x.forEach((step, i) => root.append(svg("circle", { cx: x(step), cy: y(s.y[i]), r: 3.5, fill: s.colour })));
     } else if (smoothing > 0) {
       path(line(s.x, s.y), 1, 0.35);
-      path(line(s.x, smooth(s.y)), 2, 1);
+      path(line(s.x, smooth(s.y, smoothing)), 2, 1);
     } else path(line(s.x, s.y), 1.6, 1);
   }
   return { x, step: (pixel) => first + ((pixel - left) / inner) * (last - first) };
@@ -243,33 +231,19 @@ function forests() {
   if (data.forests.length) { byId("forest-which").value = most; grow(); }
 }
 
-function places(nodes) { // y of each node: leaves and ends take lines in order of depth-first search
-  const children = nodes.map(() => []), roots = [], y = [];
-  nodes.forEach((n, i) => (n.parent < 0 ? roots : children[n.parent]).push(i));
-  let line = 0;
-  const visit = (i) => {
-    children[i].forEach(visit);
-    const below = children[i].map((c) => y[c]);
-    y[i] = below.length ? (below[0] + below[below.length - 1]) / 2 : line++;
-  };
-  roots.forEach(visit);
-  return { y, roots, children, lines: Math.max(1, line) };
-}
-
 function grow() {
   const forest = data.forests[Number(byId("forest-which").value)], { nodes } = forest;
-  const { y, roots, children, lines } = places(nodes);
+  const { line: y, children, root: middle, lines } = laidOut(nodes);
   const depth = Math.max(...nodes.map((n) => n.depth)) + 1;
   const free = (byId("forest-trees").clientWidth - TREE.left - TREE.right - 24) / depth;
   const column = Math.max(TREE.narrow, Math.min(TREE.wide, free));
   const at = (i) => [TREE.left + (nodes[i].depth + 1) * column, TREE.top + (y[i] + 0.5) * TREE.line];
-  const start = [TREE.left, TREE.top + ((y[roots[0]] + y[roots[roots.length - 1]]) / 2 + 0.5) * TREE.line];
+  const start = [TREE.left, TREE.top + (middle + 0.5) * TREE.line];
   const width = TREE.left + depth * column + TREE.right, height = TREE.top + lines * TREE.line + 8;
   const root = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${forest.leaves} trajectories of ${forest.task}` });
   for (let turn = 1; turn <= depth; turn++) root.append(svg("text", { x: TREE.left + turn * column, y: 14, "text-anchor": "middle", text: `turn ${turn}` }));
   nodes.forEach((n, i) => {
-    const [x0, y0] = n.parent < 0 ? start : at(n.parent), [x1, y1] = at(i), middle = (x0 + x1) / 2;
-    root.append(svg("path", { class: "link", d: `M${x0} ${y0}C${middle} ${y0} ${middle} ${y1} ${x1} ${y1}`, "stroke-width": Math.min(6, 1 + Math.log2(n.leaves)) }));
+    root.append(svg("path", { class: "link", d: branch(...(n.parent < 0 ? start : at(n.parent)), ...at(i)), "stroke-width": Math.min(6, 1 + Math.log2(n.leaves)) }));
   });
   root.append(svg("rect", { class: "task", x: start[0] - 7, y: start[1] - 7, width: 14, height: 14, rx: 3 }), svg("text", { x: start[0] - 2, y: start[1] - 12, "text-anchor": "middle", text: "task" }));
   nodes.forEach((n, i) => {
@@ -293,20 +267,9 @@ const words = (n) => [`turn ${n.depth + 1}`, `${n.leaves} ${n.leaves === 1 ? "tr
 
 function colourNodes() {
   const forest = data.forests[Number(byId("forest-which").value)], key = byId("forest-colour").value;
-  const known = forest.nodes.map((n) => n[key]).filter((v) => v != null), signs = key === "advantage";
-  let low = Math.min(...known), high = Math.max(...known);
-  if (signs) { high = Math.max(Math.abs(low), Math.abs(high)); low = -high; }
-  const colour = (v) => {
-    if (v == null) return "var(--wash)";
-    const share = high > low ? (v - low) / (high - low) : 0.5;
-    if (key === "entropy") return `color-mix(in srgb, var(--hot) ${(8 + 92 * share).toFixed(0)}%, var(--card))`;
-    const side = share >= 0.5 ? "var(--s1)" : "var(--s2)";
-    return `color-mix(in srgb, ${side} ${(12 + 88 * Math.abs(2 * share - 1)).toFixed(0)}%, var(--card))`;
-  };
-  for (const mark of document.querySelectorAll("#forest-trees .node")) mark.style.fill = colour(forest.nodes[mark.dataset.node][key]);
-  const bar = el("span", { class: "bar", "aria-hidden": "true" });
-  if (known.length) bar.style.background = `linear-gradient(to right, ${[0, 0.25, 0.5, 0.75, 1].map((s) => colour(low + s * (high - low))).join(", ")})`;
-  byId("forest-legend").replaceChildren(...(known.length ? [number(low), bar, number(high)] : ["not known here"]));
+  const [low, high] = ends(forest.nodes.map((n) => n[key]), key);
+  for (const mark of document.querySelectorAll("#forest-trees .node")) mark.style.fill = heat(forest.nodes[mark.dataset.node][key], low, high);
+  byId("forest-legend").replaceChildren(...(low != null ? [number(low), el("i", { class: "gradient", "aria-hidden": "true" }), number(high)] : ["not known here"]));
 }
 
 function walk(event, forest, i, { y, children }) {
@@ -430,17 +393,17 @@ function exact(label, role, text) {
 }
 
 function ending(row) {
-  return el("div", { class: "turn" }, el("div", { class: "turn-head" }, el("b", { text: "After the last turn" })), ...row.last.map((m) => message(m, null)));
+  return el("div", { class: "turn" }, el("div", { class: "turn-head" }, el("b", { text: "At the end" })), ...row.last.map((m) => message(m, null)));
 }
 
 function message(m, replacement) {
   const node = el("div", { class: `message ${m.role}` }, el("div", { class: "role", text: m.role + (m.name ? ` (${m.name})` : "") }));
   if (replacement) { node.append(replacement); return node; }
   if (m.reasoning) {
-    node.append(el("details", { class: "thought", open: true }, el("summary", { text: "reasoning" }), el("p", { class: "text", text: m.reasoning })));
+    node.append(el("details", { class: "thought", open: true }, el("summary", { text: "thought" }), el("p", { class: "text", text: m.reasoning })));
   }
   if (m.content) node.append(el("p", { class: "text", text: m.content }));
-  for (const [name, args] of m.tool_calls || []) node.append(el("p", { class: "text call", text: `${name}(${args})` }));
+  for (const [name, args] of m.tool_calls || []) node.append(el("p", { class: "text call" }, el("b", { text: name }), ` ${args}`));
   for (const error of m.errors || []) node.append(el("p", { class: "error", text: error }));
   return node;
 }
@@ -464,7 +427,7 @@ function settings() {
   const given = data.config.filter(([line, origin]) => origin || isTable(line)) // a default has no origin
     .filter(([line], i, all) => !isTable(line) || (i + 1 < all.length && !isTable(all[i + 1][0])));
   const draw = () => byId("settings").replaceChildren(...(byId("hide-defaults").checked ? given : data.config)
-    .map(([line, origin]) => el("div", { class: isTable(line) ? "setting table" : "setting" }, el("span", { text: line }), origin && el("span", { class: "origin", text: origin }))));
+    .map(([line, origin]) => el("div", { class: isTable(line) ? "setting table" : "setting" }, el("span", { text: line }), origin && el("span", { class: "soft", text: origin }))));
   byId("defaults").hidden = !data.config.some(([, origin]) => origin);
   byId("hide-defaults").addEventListener("change", draw);
   draw();

@@ -1,21 +1,10 @@
 // Curves: drawn by uPlot, smoothed here, with bands for intervals. A drag zooms, two clicks go back, one opens a step.
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact_htm.js";
-import { number } from "./parts.js";
+import { number, smooth } from "./figures.js";
 
 const COLOURS = 8;
 /** Lines of several runs in one chart: its first, second, ... metric. */
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
-
-/** Exponential moving average without the bias of its start. */
-export function smooth(values, by) {
-  let mean = 0, weight = 0;
-  return values.map((value) => {
-    if (value == null) return null;
-    mean = by * mean + (1 - by) * value;
-    weight = by * weight + (1 - by);
-    return weight ? mean / weight : value;
-  });
-}
 
 /** One list of charts of several runs: series of the same chart and name side by side. */
 export function merged(parts) {

@@ -1,7 +1,8 @@
 // A step: its groups. A group: the forest of its turns, and its members side by side.
 import { html, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preact_htm.js";
 import { useData } from "./api.js";
-import { Chip, Reward, Waiting, link, number, scaled, useChosen } from "./parts.js";
+import { branch, ends, heat, laidOut, number } from "./figures.js";
+import { Chip, Reward, Waiting, link, useChosen } from "./parts.js";
 import { Dialogue } from "./rollout.js";
 
 export function StepPage({ given, stamp, go }) {
@@ -66,33 +67,13 @@ function NodeText({ node, place, run }) {
     ${node.ends.map((end) => html`<p key=${end.trajectory}><a href=${place.has(end.trajectory) ? link("rollout", { run, step: place.get(end.trajectory).step, at: place.get(end.trajectory).at }) : null}>${end.trajectory}</a> ends here: ${end.stop_reason.replace("_", " ")}, reward ${number(end.reward)} ${end.error && html`<span class="error">${end.error}</span>`}</p>`)}</section>`;
 }
 
-/** Places of the nodes: a column for each turn, a line for each leaf, parents in the middle of their children. */
-export function laidOut(nodes) {
-  const children = nodes.map(() => []), roots = [];
-  nodes.forEach((node, i) => (node.parent < 0 ? roots : children[node.parent]).push(i));
-  const line = new Array(nodes.length).fill(0);
-  let next = 0;
-  const order = [], waiting = [...roots].reverse();
-  while (waiting.length) {
-    const i = waiting.pop();
-    order.push(i);
-    waiting.push(...[...children[i]].reverse());
-  }
-  for (const i of order) if (!children[i].length) line[i] = next++;
-  for (const i of order.reverse()) if (children[i].length) line[i] = (line[children[i][0]] + line[children[i][children[i].length - 1]]) / 2;
-  const root = roots.length ? (line[roots[0]] + line[roots[roots.length - 1]]) / 2 : 0;
-  return { line, root, lines: next, depth: Math.max(0, ...nodes.map((node) => node.depth)) };
-}
-
 function Forest({ nodes, by, chosen, choose }) {
   const plan = useMemo(() => laidOut(nodes), [nodes]);
   const [zoom, scale] = useState(plan.lines > 60 ? 0.55 : 1);
   const tall = 26 * zoom, wide = Math.max(34, 110 * Math.min(1, zoom + 0.3)), radius = Math.max(3, 7 * Math.min(1, zoom + 0.25));
-  const values = nodes.map((node) => node[by]).filter((value) => value != null);
-  const low = Math.min(...values), high = Math.max(...values), labels = tall >= 13;
+  const [low, high] = ends(nodes.map((node) => node[by]), by), labels = tall >= 13;
   const x = (i) => 60 + nodes[i].depth * wide, y = (line) => 16 + line * tall;
   const width = 60 + plan.depth * wide + 130, height = 32 + Math.max(0, plan.lines - 1) * tall;
-  const edge = (fromX, fromY, toX, toY) => `M${fromX} ${fromY}C${(fromX + toX) / 2} ${fromY} ${(fromX + toX) / 2} ${toY} ${toX} ${toY}`;
   const rooted = y(plan.root), box = useRef(null);
   useLayoutEffect(() => { box.current.scrollTop = rooted - box.current.clientHeight / 2; }, [plan, zoom]);
   const move = (event) => {
@@ -101,19 +82,14 @@ function Forest({ nodes, by, chosen, choose }) {
     event.preventDefault();
     choose(Math.max(0, Math.min(nodes.length - 1, kin)));
   };
-  return html`<div class="bar small"><span class="legend scale"><span>${number(values.length ? low : null)}</span><i class="gradient"></i><span>${number(values.length ? high : null)} ${COLOURED_BY[by]}</span></span>
+  return html`<div class="bar small"><span class="legend scale"><span>${number(low)}</span><i class="gradient"></i><span>${number(high)} ${COLOURED_BY[by]}</span></span>
       <label class="inline">Size <input type="range" min="0.25" max="1.4" step="0.05" value=${zoom} onInput=${(e) => scale(Number(e.target.value))} /></label></div>
     <div class="trees" ref=${box} tabindex="0" role="application" aria-label="Forest: arrows go from turn to turn" onKeyDown=${move}>
       <svg width=${width} height=${height} role="img" aria-label=${`A forest of ${nodes.length} turns and ${plan.lines} ends`}>
-        ${nodes.map((node, i) => html`<path key=${"e" + i} class="link" d=${node.parent < 0 ? edge(20, rooted, x(i), y(plan.line[i])) : edge(x(node.parent), y(plan.line[node.parent]), x(i), y(plan.line[i]))} stroke-width=${Math.min(6, 0.8 + node.leaves / 4)} />`)}
+        ${nodes.map((node, i) => html`<path key=${"e" + i} class="link" d=${node.parent < 0 ? branch(20, rooted, x(i), y(plan.line[i])) : branch(x(node.parent), y(plan.line[node.parent]), x(i), y(plan.line[i]))} stroke-width=${Math.min(6, 0.8 + node.leaves / 4)} />`)}
         <rect class="task" x="12" y=${rooted - 8} width="16" height="16" rx="4" />
-        ${nodes.map((node, i) => html`<g key=${i} class="node ${node.ends.length ? "leaf" : ""} ${node.ends.some((end) => end.error) ? "failed" : ""} ${i === chosen ? "chosen" : ""}" onClick=${() => choose(i)}>
-          <circle cx=${x(i)} cy=${y(plan.line[i])} r=${radius} style=${heatOf(node[by], low, high)}><title>${`turn ${node.depth + 1}: ${COLOURED_BY[by]} ${number(node[by])}, ${node.leaves} rollouts`}</title></circle>
+        ${nodes.map((node, i) => html`<g key=${i}>
+          <circle class="node ${node.ends.length ? "leaf" : ""} ${node.ends.some((end) => end.error) ? "failed" : ""} ${i === chosen ? "chosen" : ""}" onClick=${() => choose(i)} cx=${x(i)} cy=${y(plan.line[i])} r=${radius} style=${{ fill: heat(node[by], low, high) }}><title>${`turn ${node.depth + 1}: ${COLOURED_BY[by]} ${number(node[by])}, ${node.leaves} rollouts`}</title></circle>
           ${labels && !!node.ends.length && html`<text x=${x(i) + radius + 6} y=${y(plan.line[i]) + 4}>${number(node.ends[0].reward)}${node.ends.length > 1 ? ` ×${node.ends.length}` : ""}</text>`}</g>`)}
       </svg></div>`;
-}
-
-export function heatOf(value, low, high) {
-  const share = scaled(value, low, high);
-  return share == null ? { fill: "var(--card)" } : { fill: `color-mix(in oklab, var(--cold), var(--hot) ${Math.round(100 * share)}%)` };
 }

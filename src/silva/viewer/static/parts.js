@@ -1,16 +1,6 @@
 // What all pages are made of. What a model wrote is only ever a text node: nothing here sets markup.
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/preact_htm.js";
-
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-
-export function number(value) {
-  if (value == null || Number.isNaN(value)) return "–";
-  if (typeof value === "string") return value;
-  const size = Math.abs(value);
-  if (size >= 1000) return size >= 1e7 ? value.toExponential(2) : whole.format(value);
-  if (Number.isInteger(value)) return String(value);
-  return size < 0.001 ? value.toExponential(1) : size < 1 ? value.toFixed(3) : value.toFixed(2);
-}
+import { number } from "./figures.js";
 
 export function ago(seconds) {
   if (seconds == null) return "";
@@ -94,9 +84,3 @@ export function useChosen(count, open) {
 }
 
 export const typing = (event) => event.target.closest && event.target.closest("input, select, textarea");
-
-/** "0.25" between the ends of a scale: a share for `heat`. */
-export function scaled(value, low, high) {
-  if (value == null || Number.isNaN(value)) return null;
-  return high > low ? Math.max(0, Math.min(1, (value - low) / (high - low))) : 0.5;
-}

@@ -1,7 +1,8 @@
 // A rollout: its dialogue with an outline, its tokens with their numbers, and the same task in other steps.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
 import { held, useData } from "./api.js";
-import { Chip, Reward, Waiting, link, number, scaled } from "./parts.js";
+import { number, scaled } from "./figures.js";
+import { Chip, Reward, Waiting, link } from "./parts.js";
 
 export function RolloutPage({ given, stamp, go }) {
   const { run, step, at, view = "text" } = given;

@@ -1,7 +1,8 @@
 // The list of rollouts: filter, order, as many as there are. And what came to nothing, by kind.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
 import { ask, exported, filters, held, useData } from "./api.js";
-import { Chip, Reward, VirtualRows, Waiting, link, number, useChosen } from "./parts.js";
+import { number } from "./figures.js";
+import { Chip, Reward, VirtualRows, Waiting, link, useChosen } from "./parts.js";
 
 const SORTS = { "-step": "newest", step: "oldest", "-reward": "highest reward", reward: "lowest reward", "-advantage": "highest advantage", "-response_tokens": "most reply tokens", "-tool_calls": "most tool calls", "-turns": "most turns", "-entropy": "highest entropy" };
 const EXAMPLES = ['reward < 0.3 and tool_calls > 2 and "timeout" in text', "status == \"dropped\" and reason != \"zero_variance\"", "truncated or failed", "branch and advantage > 0", "rewards.success == 1 and turns <= 3"];

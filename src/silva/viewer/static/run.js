@@ -2,11 +2,11 @@
 import { html, useMemo, useState } from "./vendor/preact_htm.js";
 import { useData } from "./api.js";
 import { Curves, merged } from "./curves.js";
-import { Chip, Waiting, link, number } from "./parts.js";
+import { fact, isShare, judged, number, percent, VERDICTS } from "./figures.js";
+import { Chip, Waiting, link } from "./parts.js";
 import { familyOf } from "./runs.js";
 
-const share = (metric) => /success|accuracy|(pass|maj|avg)@/.test(metric);
-const shown = (metric, value) => (value == null ? "–" : share(metric) ? `${(100 * value).toFixed(1)} %` : number(value));
+const shown = (metric, value) => (isShare(metric) ? percent : number)(value);
 
 export function RunPage({ given, found: all, stamp, go }) {
   const now = all.data?.runs.find((run) => run.run === given.run)?.waiting;  // newer than the page
@@ -28,17 +28,12 @@ function OneRunCurves({ name, charts, open }) {
   return html`<h2>Curves</h2><${Curves} charts=${all} open=${open} />`;
 }
 
-function fact(value, kind) {
-  if (kind === "seconds") return value < 60 ? `${Math.round(value)} s` : value < 3600 ? `${Math.floor(value / 60)} min ${Math.round(value % 60)} s` : `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
-  if (kind === "bytes") return `${(value / 2 ** 30).toFixed(2)} GiB`;
-  return kind === "count" ? number(value) : String(value);
-}
-
 function Result({ last, before }) {
   const first = before.find((each) => each.environment === last.environment && each.metric === last.metric);
   const range = (each) => (each.ci_low == null ? "" : `${shown(last.metric, each.ci_low)} to ${shown(last.metric, each.ci_high)}`);
-  return html`<article class="card result"><h3>${last.environment}, held-out ${last.metric}</h3>
-    <p class="big">${first && html`<span class="soft">${shown(last.metric, first.mean)} → </span>`}${shown(last.metric, last.mean)}</p>
+  const verdict = judged(first, last);
+  return html`<article class="card result ${verdict}"><h3>${last.environment}, held-out ${last.metric}</h3>
+    <p class="big">${first && html`<span class="before">${shown(last.metric, first.mean)} → </span>`}<span class="after">${shown(last.metric, last.mean)}</span> <span class="verdict">${VERDICTS[verdict]}</span></p>
     <p class="soft num">${range(last) && `95 %: ${range(last)}`}${last.left_out ? ` · ${last.left_out} episodes left out` : ""}</p></article>`;
 }
 

@@ -1,6 +1,7 @@
 // The list of runs: how each stands, what it does now, and which to look at side by side.
 import { html, useState } from "./vendor/preact_htm.js";
-import { Chip, Waiting, ago, link, number, useChosen } from "./parts.js";
+import { number } from "./figures.js";
+import { Chip, Waiting, ago, link, useChosen } from "./parts.js";
 
 /** "runs/a/seed_3" -> "runs/a"; "" for a run that is no seed of several. */
 export const familyOf = (name) => /^(.*)\/seed_\d+$/.exec(name)?.[1] || "";
