@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from silva.environments.worlds.sokoban import SYMBOLS
 from silva.monitoring.report import write_report
 from silva.storage.rollouts import rollouts_path, write_rollouts
 
@@ -150,6 +151,20 @@ def test_reasoning_turn_rewards_and_stop_reason_are_shown(page: Page) -> None:
         "shaped format -0.1",
     ):
         assert expected in text
+
+
+def test_boards_are_drawn_and_their_text_stays(page: Page) -> None:
+    text = "You are P.\n__O\n_P_\nO_G\nWhich way?\n___\n___\nP, or\nX"
+    parts = ["You are P.", ["__O", "_P_", "O_G"], "Which way?\n___\n___\nP, or\nX"]
+    assert page.run(f"boardsIn({json.dumps(text)})") == parts
+    squares = page.run(
+        f"[...message({{role: 'user', content: {json.dumps(text)}}}).querySelectorAll('.board i')]"
+        ".map(square => square.className + square.textContent)"
+    )
+    assert len(squares) == 9 and squares[2:5] == ["placeO", "floor_", "playerP"]
+    large = "\n".join(["P" * 100] * 100)
+    assert page.run(f"boardsIn({json.dumps(large)})") == [large]
+    assert set(page.run("Object.keys(SQUARES)")) == {*SYMBOLS, "G"}
 
 
 def test_filters_and_search_narrow_the_list(page: Page) -> None:

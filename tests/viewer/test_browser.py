@@ -166,6 +166,7 @@ def test_a_forest_opens_its_turns_and_its_members(page: Page, address: str) -> N
     )
     page.run("document.querySelectorAll('.node')[1].dispatchEvent(new MouseEvent('click', {bubbles: true}))")
     assert_soon(page, "document.querySelector('.node-text').innerText.includes('tokens sampled')")
+    assert page.run("document.querySelectorAll('.node-text .board i').length") == 16
     before = page.run("document.querySelector('.node').style.fill")
     go(page, address, GROUP + "&colour=entropy", "Side by side")
     assert page.run("document.querySelector('.node').style.fill") != before

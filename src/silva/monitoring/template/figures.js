@@ -88,3 +88,27 @@ export function heat(value, low, high) {
   const share = scaled(value, low, high);
   return share == null ? "var(--card)" : `color-mix(in oklab, var(--cold), var(--hot) ${Math.round(100 * share)}%)`;
 }
+
+/** What a square of a board is drawn as, by its symbol: those of sokoban and frozen_lake. */
+export const SQUARES = { "#": "wall", _: "floor", O: "place", X: "box", P: "player", S: "player", G: "reached", "√": "reached" };
+const MOST_SQUARES = 4000;
+
+/** A text in parts: strings, and boards as arrays of rows. A board is lines of one length, of symbols only, with somebody on it. */
+export function boardsIn(text) {
+  const lines = text.split("\n"), parts = [];
+  let left = MOST_SQUARES;
+  for (let i = 0, end; i < lines.length; i = end) {
+    for (end = i; /^[#_OXPSG√]{2,}$/.test(lines[end]) && lines[end].length === lines[i].length; ) end++;
+    const rows = lines.slice(i, end), size = rows.length * lines[i].length;
+    if (rows.length > 1 && /[PSX√]/.test(rows.join("")) && size <= left) {
+      parts.push(rows);
+      left -= size;
+      continue;
+    }
+    end = Math.max(end, i + 1);
+    const said = lines.slice(i, end).join("\n");
+    if (typeof parts.at(-1) === "string") parts.push(`${parts.pop()}\n${said}`);
+    else parts.push(said);
+  }
+  return parts;
+}

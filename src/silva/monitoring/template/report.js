@@ -402,10 +402,14 @@ function message(m, replacement) {
   if (m.reasoning) {
     node.append(el("details", { class: "thought", open: true }, el("summary", { text: "thought" }), el("p", { class: "text", text: m.reasoning })));
   }
-  if (m.content) node.append(el("p", { class: "text", text: m.content }));
+  if (m.content) node.append(el("p", { class: "text" }, ...boardsIn(m.content).map((part) => (typeof part === "string" ? part : board(part)))));
   for (const [name, args] of m.tool_calls || []) node.append(el("p", { class: "text call" }, el("b", { text: name }), ` ${args}`));
   for (const error of m.errors || []) node.append(el("p", { class: "error", text: error }));
   return node;
+}
+
+function board(rows) {
+  return el("span", { class: "board" }, ...rows.flatMap((row, i) => [i ? "\n" : "", ...[...row].map((symbol) => el("i", { class: SQUARES[symbol], text: symbol }))]));
 }
 
 function tokens(list, view) {

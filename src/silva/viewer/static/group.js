@@ -3,7 +3,7 @@ import { html, useLayoutEffect, useMemo, useRef, useState } from "./vendor/preac
 import { useData } from "./api.js";
 import { branch, ends, heat, laidOut, number } from "./figures.js";
 import { Chip, Reward, Waiting, link, useChosen } from "./parts.js";
-import { Dialogue } from "./rollout.js";
+import { Dialogue, Said } from "./rollout.js";
 
 export function StepPage({ given, stamp, go }) {
   const step = Number(given.step), found = useData("groups", { run: given.run, step }, stamp);
@@ -63,7 +63,7 @@ function Side({ run, step, at }) {
 
 function NodeText({ node, place, run }) {
   return html`<section class="card node-text" aria-live="polite"><p class="soft num">turn ${node.depth + 1} · through it: ${node.leaves} · ${node.tokens} tokens sampled · reward ${number(node.reward)} · advantage ${number(node.advantage)} · entropy ${number(node.entropy)}</p>
-    ${node.messages.map((message, i) => html`<div key=${i} class="message ${message.role}"><div class="role">${message.role}</div>${message.reasoning && html`<details class="thought"><summary>thought</summary><pre>${message.reasoning}</pre></details>`}<pre>${message.content}</pre></div>`)}
+    ${node.messages.map((message, i) => html`<div key=${i} class="message ${message.role}"><div class="role">${message.role}</div>${message.reasoning && html`<details class="thought"><summary>thought</summary><pre>${message.reasoning}</pre></details>`}<${Said} text=${message.content} /></div>`)}
     ${node.ends.map((end) => html`<p key=${end.trajectory}><a href=${place.has(end.trajectory) ? link("rollout", { run, step: place.get(end.trajectory).step, at: place.get(end.trajectory).at }) : null}>${end.trajectory}</a> ends here: ${end.stop_reason.replace("_", " ")}, reward ${number(end.reward)} ${end.error && html`<span class="error">${end.error}</span>`}</p>`)}</section>`;
 }
 

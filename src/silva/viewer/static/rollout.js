@@ -1,7 +1,7 @@
 // A rollout: its dialogue with an outline, its tokens with their numbers, and the same task in other steps.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
 import { held, useData } from "./api.js";
-import { number, scaled } from "./figures.js";
+import { boardsIn, number, scaled, SQUARES } from "./figures.js";
 import { Chip, Reward, Waiting, link } from "./parts.js";
 
 export function RolloutPage({ given, stamp, go }) {
@@ -42,9 +42,15 @@ export function Dialogue({ data }) {
 function Message({ message }) {
   return html`<div class="message ${message.role}"><div class="role">${message.role}${message.name ? ` · ${message.name}` : ""}</div>
     ${message.reasoning && html`<details class="thought" open><summary>thought</summary><pre>${message.reasoning}</pre></details>`}
-    ${message.content && html`<pre>${message.content}</pre>`}
+    ${message.content && html`<${Said} text=${message.content} />`}
     ${(message.tool_calls || []).map(([name, text], i) => html`<pre key=${i} class="call"><b>${name}</b> ${text}</pre>`)}
     ${(message.errors || []).map((text, i) => html`<p key=${i} class="error">${text}</p>`)}</div>`;
+}
+
+/** A text with its boards drawn. */
+export function Said({ text }) {
+  const board = (rows, k) => html`<span key=${k} class="board">${rows.map((row, i) => html`${i ? "\n" : ""}${[...row].map((symbol) => html`<i class=${SQUARES[symbol]}>${symbol}</i>`)}`)}</span>`;
+  return html`<pre>${boardsIn(text).map((part, k) => (typeof part === "string" ? part : board(part, k)))}</pre>`;
 }
 
 const SCALES = {
