@@ -8,7 +8,7 @@ from silva.monitoring.watchdog import Watchdog, stacks
 
 def test_reports_at_doubling_intervals_until_the_next_beat() -> None:
     now, reports = [0.0], []
-    watchdog = Watchdog(10.0, lambda silence, stacks: reports.append(silence), clock=lambda: now[0])
+    watchdog = Watchdog(10.0, lambda silence, computed, stacks: reports.append(silence), clock=lambda: now[0])
     watchdog.beat()
     for second in range(1, 61):
         now[0] = float(second)
@@ -23,11 +23,27 @@ def test_reports_at_doubling_intervals_until_the_next_beat() -> None:
 
 def test_the_thread_reports_a_real_stall_and_ends() -> None:
     reported = threading.Event()
-    watchdog = Watchdog(0.02, lambda silence, stacks: reported.set())
+    watchdog = Watchdog(0.02, lambda silence, computed, stacks: reported.set())
     watchdog.start()
     assert reported.wait(timeout=10)
     watchdog.stop()
     assert "silva-watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_who_computes_is_told_from_who_waits(monkeypatch) -> None:
+    now, computed, reports = [0.0], [5.0], []
+    monkeypatch.setattr("silva.monitoring.watchdog.time.process_time", lambda: computed[0])
+    watchdog = Watchdog(10.0, lambda silence, spent, stacks: reports.append((silence, spent)), lambda: now[0])
+    watchdog.beat()
+    now[0], computed[0] = 10.0, 12.5
+    watchdog.check()
+    now[0] = 20.0
+    watchdog.check()
+    watchdog.beat()
+    watchdog.check()
+    now[0] = 30.0
+    watchdog.check()
+    assert reports == [(10.0, 7.5), (20.0, 7.5), (10.0, 0.0)]
 
 
 def test_stacks_name_the_thread_and_the_function_it_stands_in() -> None:

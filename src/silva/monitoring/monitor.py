@@ -142,8 +142,9 @@ class Monitor:
         p = self._progress
         return doing(p), round(CLOCK.time() - (p.clock() - p.stage_started), 1)
 
-    def _report_stall(self, silence: float, stacks: str) -> None:
-        text = f"nothing has moved for {silence:.0f} s; stage: {stage_text(self._progress)}"
+    def _report_stall(self, silence: float, computed: float, stacks: str) -> None:
+        busy = f"({computed:.0f} s of them computing)"  # slow, beside other programs, is not stuck
+        text = f"nothing has moved for {silence:.0f} s {busy}; stage: {stage_text(self._progress)}"
         self.message(f"{text}\n{stacks}", "warning")
 
     def log(self, text: str, level: Level = "info") -> None:

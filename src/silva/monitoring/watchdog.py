@@ -11,6 +11,7 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -21,30 +22,31 @@ from silva.ports import CLOCK
 
 
 class Watchdog:
-    """`report` gets the seconds of silence and the stacks as text; it runs in the watchdog's thread."""
+    """`report` gets the seconds of silence, those of them that this process computed (on all cores), and the
+    stacks as text; it runs in the watchdog's thread."""
 
     def __init__(
         self,
         stall_after: float,
-        report: Callable[[float, str], None],
+        report: Callable[[float, float, str], None],
         clock: Callable[[], float] = CLOCK.monotonic,
     ) -> None:
         self._stall_after = stall_after
         self._report = report
         self._clock = clock
-        self._last = clock()
+        self._last, self._computed = clock(), time.process_time()
         self._next = stall_after
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="silva-watchdog", daemon=True)
 
     def start(self) -> None:
-        self._last = self._clock()
+        self._last, self._computed = self._clock(), time.process_time()
         self._thread.start()
 
     def beat(self) -> None:
         """Something moved. Cheap, callable from any thread; remembers the event loop it runs in."""
-        self._last = self._clock()
+        self._last, self._computed = self._clock(), time.process_time()
         self._loop = asyncio._get_running_loop() or self._loop
 
     def check(self) -> None:
@@ -54,7 +56,7 @@ class Watchdog:
             self._next = self._stall_after
         elif silence >= self._next:
             self._next *= 2
-            self._report(silence, stacks(self._loop))
+            self._report(silence, time.process_time() - self._computed, stacks(self._loop))
 
     def stop(self) -> None:
         self._stopped.set()
