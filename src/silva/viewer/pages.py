@@ -125,11 +125,12 @@ class Pages:
         Args:
             characters: of all texts together; if they have more, the rows have no text.
         """
-        files = [*self._run(given).rollouts().values()]
+        run = self._run(given)
+        files = [*run.rollouts().values()]
         if self._query.count(files)["count"] > most:
             return None
         rows, names = self._query.everything(files, characters) if files else ([], [*KINDS])
-        return {"rows": rows, "about": _about(rows), "named": NAMED,
+        return {"rows": rows, "about": _about(rows), "named": NAMED, "by_step": not run.evaluation,
                 "columns": {name: KINDS[name] for name in names}}  # fmt: skip
 
     def count(self, given: Parameters) -> dict[str, Any]:

@@ -5,9 +5,9 @@ const COMPARED = { "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => 
 const MOST_CHARACTERS = 2000, DEEPEST = 40;
 
 /** The answer of the page `rollouts`, from all rows of a run. */
-export function chosenOf({ rows, about, columns, named }, { filter, sort, step }) {
-  const fits = condition(filter || "", columns, named);
-  const found = rows.filter((row) => (!step || row.step === Number(step)) && fits(row));
+export function chosenOf({ rows, about, columns, named, by_step }, { filter, sort, step }) {
+  const fits = condition(filter || "", columns, named);  // of an evaluation all rows are one step's
+  const found = rows.filter((row) => (!step || !by_step || row.step === Number(step)) && fits(row));
   return { rows: found.sort(inOrder(sort || "-step")), next: null, about };
 }
 
