@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from silva.placement.settings import RayPlacementSettings
 
 STORE = 256 << 20  # bytes of the object store of our own cluster: what does not fit goes to the disk
-OWN_CLUSTER = {  # no idle workers, and none that gives way to whatever else runs, as by default
+OWN_CLUSTER = {  # no idle workers; none gives way to, or is killed for the memory of, whatever else runs
     "enable_worker_prestart": False, "prestart_worker_first_driver": False, "worker_niceness": 0,
+    "memory_monitor_refresh_ms": 0,
 }  # fmt: skip
 LONGEST_FOLDER = 40  # bytes: 65 come after it in the path of a socket, which has at most 107
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0, as is usual there: all ports of Ray on loopback
