@@ -31,7 +31,7 @@ OF_USERS = set(
         test_NAME.py towns.py test_towns.py towns.toml FILE.toml NAME.toml a.toml b.toml run.toml lake.toml
         api.toml infer.toml sft.toml rl.toml config.toml task.toml instruction.md agent.py agent.toml
         parity.py parity.toml prices.py prices.toml rows.py first.py second.py sums.toml signs.py
-        served.toml""",
+        served.toml planned.toml""",
     )
 )
 """Files that a user writes, or a run, or a library of tasks."""
