@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from tests.trainer.updates import optim_step
 
 from silva.config.sections import Lora, Optimizer, TinyModel
 from silva.engines.local import engine as local
+from silva.engines.local.engine import LocalEngine
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import read_weights, weight_folder
@@ -26,6 +30,8 @@ from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
 from silva.types import Completion, LossSpec, Sample, Snapshot
+
+WIDE = TinyModel(layers=1, width=512, heads=8, kv_heads=8)  # wide enough to pack
 
 
 def sample_of(completion: Completion, tokens: Sequence[int]) -> Sample:
@@ -124,8 +130,7 @@ def test_new_weights_give_the_memory_back(
 
 @pytest.mark.slow
 def test_sleep_gives_the_memory_back_and_changes_no_answer(make_engine: Make) -> None:
-    wide = load_model(TinyModel(layers=1, width=512, heads=8, kv_heads=8), seed=0)  # wide enough to pack
-    engine = make_engine(wide, prepack_weights=True)
+    engine = make_engine(load_model(WIDE, seed=0), prepack_weights=True)
     assert engine._packed is not None
     first = answer(engine, prompt(100), 20)
     assert engine.cache.nbytes > 0
@@ -152,12 +157,11 @@ def test_a_folder_of_weights_is_sampled_like_shared_ones(make_engine: Make, tmp_
 def test_sampling_goes_on_while_a_folder_is_read_and_laid_out(
     make_engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wide = TinyModel(layers=1, width=512, heads=8, kv_heads=8)  # wide enough to pack
-    trained = load_model(wide, seed=1)
+    trained = load_model(WIDE, seed=1)
     rounded = {name: x.detach().bfloat16() for name, x in trained.model.named_parameters()}
     trained.model.load_state_dict(rounded, strict=False)
     save_file(rounded, tmp_path / "model.safetensors")  # of another dtype than the model
-    engine, goes_on = make_engine(load_model(wide, seed=2), prepack_weights=True), threading.Event()
+    engine, goes_on = make_engine(load_model(WIDE, seed=2), prepack_weights=True), threading.Event()
 
     def slow(*given: Any) -> dict[str, torch.Tensor]:
         found = read_weights(*given)
@@ -195,3 +199,136 @@ def test_a_folder_that_does_not_fit_changes_nothing(make_engine: Make, tmp_path:
         with pytest.raises(ModelError, match=message):
             asyncio.run(engine.load(Snapshot(3, wrong)))
     assert replace(answer(engine, prompt(20), 8), cached_tokens=0) == expected and engine.version == 0
+
+
+def stored(folder: Path, seed: int) -> Snapshot:
+    folder.mkdir()
+    save_file(dict(load_model(WIDE, seed=seed).model.named_parameters()), folder / "model.safetensors")
+    return Snapshot(seed, weight_folder(folder))
+
+
+class Stages(ThreadPoolExecutor):
+    """A compute thread that holds its jobs from one on, until `goes_on`: that one begun, or queued."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.count, self.at, self.begun = 0, -1, False
+        self.there, self.goes_on = threading.Event(), threading.Event()
+
+    def hold(self, at: int, begun: bool) -> None:
+        self.at, self.begun = self.count + at, begun
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        number, self.count = self.count, self.count + 1
+        if number != self.at:
+            return super().submit(work, *args, **kwargs)
+        if not self.begun:
+            super().submit(self._wait)
+            return super().submit(work, *args, **kwargs)
+        return super().submit(lambda: (self._wait(), work(*args, **kwargs))[1])
+
+    def _wait(self) -> None:
+        self.there.set()
+        assert self.goes_on.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_load_that_is_cancelled_leaves_old_weights_or_new_ones(begun: bool, tmp_path: Path) -> None:
+    """At each job that it gives to the compute thread, queued or begun; of an engine that has computed
+    something, or nothing."""
+    snapshots = [stored(tmp_path / str(seed), seed) for seed in (1, 2)]
+
+    async def scores(engine: LocalEngine) -> tuple[int, tuple[float, ...]]:
+        found = await engine.score(prompt(20), 1)
+        return found.version, found.logprobs
+
+    async def run() -> None:
+        ends = set()
+        with Stages() as compute:
+            engine = LocalEngine(load_model(WIDE, seed=0), LocalEngineSettings(), compute)
+            known = [await scores(engine)]
+            for snapshot in snapshots:
+                await engine.load(snapshot)
+                known.append(await scores(engine))
+        assert len(set(known)) == 3
+        for stage in itertools.count():
+            with Stages() as compute:
+                engine = LocalEngine(load_model(WIDE, seed=0), LocalEngineSettings(), compute)
+                if begun:
+                    assert await scores(engine) == known[0]
+                compute.hold(stage, begun)
+                loading = asyncio.ensure_future(engine.load(snapshots[0]))
+                while not (loading.done() or compute.there.is_set()):
+                    await asyncio.sleep(0.001)
+                if loading.done():
+                    break
+                loading.cancel()
+                following = asyncio.ensure_future(engine.load(snapshots[1])) if stage % 2 else None
+                await asyncio.sleep(0)
+                compute.goes_on.set()
+                await asyncio.wait([loading])
+                if following is None:
+                    found = await scores(engine)
+                    assert found in known[:2], stage
+                    ends.add(found[0])
+                    await engine.load(snapshots[1])
+                else:
+                    await following
+                assert await scores(engine) == known[2], stage
+        assert stage > 1 and 0 in ends
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_loads_at_once_are_done_in_their_order_and_nothing_is_sampled_from_two_at_a_time(
+    make_engine: Make, tmp_path: Path
+) -> None:
+    snapshots = [stored(tmp_path / str(seed), seed) for seed in (1, 2, 3)]
+    engine = make_engine(load_model(WIDE, seed=0))
+
+    async def run() -> None:
+        tasks = [ask(engine, prompt(20), 60, seed=seed) for seed in range(3)]
+        await asyncio.gather(*(engine.load(snapshot) for snapshot in snapshots))
+        assert engine.version == 3
+        for done in await asyncio.gather(*tasks):
+            assert list(done.versions) == sorted(done.versions)
+            for seed in {*done.versions}:
+                tokens = [*prompt(20), *done.tokens]
+                with torch.no_grad():
+                    model = load_model(WIDE, seed=seed).model
+                    logits = model(input_ids=torch.tensor([tokens])).logits[0, 19:-1].log_softmax(-1)
+                for token, version, logprob, row in zip(
+                    done.tokens, done.versions, done.logprobs, logits, strict=True
+                ):
+                    assert version != seed or logprob == pytest.approx(float(row[token]), abs=1e-4)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("damage", ["torn", "gone", "changed"])
+def test_a_folder_whose_writer_has_died_changes_nothing(
+    damage: str, make_engine: Make, tmp_path: Path
+) -> None:
+    snapshot = stored(tmp_path / "1", 1)
+    file = tmp_path / "1" / "model.safetensors"
+    engine, whole = make_engine(load_model(WIDE, seed=0)), file.read_bytes()
+    before = asyncio.run(engine.score(prompt(20), 1))
+    match damage:
+        case "torn":
+            file.write_bytes(whole[: len(whole) // 2])
+        case "gone":
+            file.unlink()
+        case "changed":
+            file.write_bytes(whole[:-4] + b"\0\0\0\1")
+    with pytest.raises(ModelError):
+        asyncio.run(engine.load(snapshot))
+    assert asyncio.run(engine.score(prompt(20), 1)) == before
+    if damage == "torn":  # its digest is right: the trainer has not seen that it is torn
+        with pytest.raises(ModelError, match="cannot be read"):
+            asyncio.run(engine.load(Snapshot(1, weight_folder(file.parent))))
+        assert asyncio.run(engine.score(prompt(20), 1)) == before
+    file.write_bytes(whole)
+    asyncio.run(engine.load(snapshot))
+    assert engine.version == 1 and asyncio.run(engine.score(prompt(20), 1)).logprobs != before.logprobs
