@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from silva.models import prepacked
-from silva.models.prepacked import BFLOAT16, ONEDNN, Kernel, PrepackedLinears
+from silva.models.prepacked import BFLOAT16, ONEDNN, JoinedLinear, Kernel, PrepackedLinears
 from silva.models.processor import multiplies_bfloat16
 from silva.models.row_rules import RowRule
 from silva.models.same_bits import RowRules, probe
@@ -81,6 +81,24 @@ def test_training_does_not_see_it() -> None:
     assert model[0].weight.grad is not None and model[0].weight.grad.abs().sum() > 0
     packed.drop()
     assert packed.nbytes == 0
+
+
+def test_those_over_the_same_weights_share_a_copy_of_them_as_they_are_now(onednn: None) -> None:
+    layers = [nn.Linear(320, 320) for _ in range(3)]
+    sampler, trainer, other = JoinedLinear(*layers[:2]), JoinedLinear(*layers[:2]), JoinedLinear(*layers[1:])
+    for group in (sampler, trainer, other):
+        group.kernel = ONEDNN
+        group.pack()
+    assert trainer.packed is sampler.packed and other.packed is not sampler.packed
+    before = sampler.packed
+    with torch.no_grad():
+        layers[1].weight.mul_(2)
+    trainer.pack()
+    assert trainer.packed is not before and sampler.packed is before
+    sampler.pack()
+    assert sampler.packed is trainer.packed
+    x = torch.randn(8, 320)
+    torch.testing.assert_close(sampler(x), sampler.plain(x), rtol=0, atol=1e-5)
 
 
 def test_other_types_and_small_layers_are_left_alone() -> None:

@@ -218,3 +218,11 @@ def test_what_cannot_have_these_bits_is_refused(
 def test_dropout_of_adapters_is_refused(tiny: Callable[..., LoadedModel]) -> None:
     with pytest.raises(CapabilityError, match=r"trainer.exact = true: model.lora.dropout"):
         learner(tiny(lora=True, dropout=0.1))
+
+
+def test_entropies_are_those_of_the_distribution_also_with_impossible_tokens() -> None:
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0)) * 4
+    logits[1, 7] = -torch.inf
+    _, entropies = exact.ExactLogprobs.apply(logits, torch.zeros(3, 1, dtype=torch.int64))  # type: ignore[no-untyped-call]
+    expected = torch.distributions.Categorical(logits=logits.double()).entropy()
+    torch.testing.assert_close(entropies.double(), expected, rtol=0, atol=1e-5)

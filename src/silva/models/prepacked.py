@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -127,9 +128,23 @@ class JoinedLinear:
         return linear.weight.dtype  # type: ignore[no-any-return]
 
     def pack(self) -> None:
-        """Make the copy, or make it again if a weight has changed."""
+        """Make the copy, or make it again if a weight has changed. Who multiplies by these very weights
+        elsewhere (sampler and trainer of one process) has the same one."""
         if self.kernel is not None and (self.packed is None or self._changed()):
-            self.take(self.laid_out({}))
+            other = _LAST.get(self._key)
+            same = other is not None and (other.kernel, other._key) == (self.kernel, self._key)
+            copy = other.current if other is not None and same else None
+            self.take(self.laid_out({}) if copy is None else copy)
+
+    @property
+    def current(self) -> torch.Tensor | None:
+        """The copy, if it is of the weights as they are now."""
+        return None if self._changed() else self.packed
+
+    @property
+    def _key(self) -> tuple[int, ...]:  # tensors that are alive have numbers of their own
+        linears: Any = self.layers
+        return tuple(id(linear.weight) for linear in linears)
 
     def laid_out(self, changes: Changes) -> torch.Tensor:
         """The copy of the weights after these changes."""
@@ -147,6 +162,7 @@ class JoinedLinear:
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._bias = torch.cat(biases) if biases else None
         self._versions = self._counts()
+        _LAST[self._key] = self
 
     def changed_by(self, changes: Changes) -> bool:
         linears: Any = self.layers
@@ -160,6 +176,8 @@ class JoinedLinear:
         return [p._version for linear in linears for p in (linear.weight, linear.bias) if p is not None]
 
 
+_LAST = WeakValueDictionary[tuple[int, ...], JoinedLinear]()
+"""Of those over the same weights, the one that had its copy last."""
 Layouts = list[tuple[JoinedLinear, Callable[[], torch.Tensor]]]
 
 

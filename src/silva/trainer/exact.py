@@ -131,8 +131,10 @@ class ExactLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normaliser, weights, sums = log_normaliser(logits)
-        least = torch.finfo(logits.dtype).min
-        means = weights.mul_(logits.clamp_min(least)).sum(1) / sums.sum(1)
+        means = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0]  # no tensor of the logits' size
+        if bool(means.isnan().any()):  # 0 times the logit of an impossible token
+            means = weights.mul_(logits.clamp_min(torch.finfo(logits.dtype).min)).sum(1)
+        means /= sums.sum(1)
         entropies = (normaliser - means).clamp_min_(0)
         ctx.save_for_backward(logits, targets, entropies)
         ctx.set_materialize_grads(False)
@@ -145,7 +147,7 @@ class ExactLogprobs(torch.autograd.Function):
         logits, targets, entropy = ctx.saved_tensors
         # By the largest logit first: less a normaliser of 30 float32 has no digits of 1 - p left below 1e-6.
         logs = logits.log_softmax(1)
-        into = logs.exp()
+        into = logs.exp_() if entropies is None else logs.exp()
         if entropies is not None:  # dH = -p (log p + H)
             factor = logs.add_(entropy[:, None]).mul_(entropies[:, None])
             into.mul_(factor.neg_() if logprobs is None else factor.add_(logprobs.sum(1, True)).neg_())
