@@ -71,6 +71,7 @@ def records(path: Path) -> Iterator[Any]:
     _wandb()
     from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2  # whose classes are made when it is imported
     data, at, whole = path.read_bytes(), HEADER, b""
     if data[:4] != b":W&B":
         raise RecordError(f"{path}: got {data[:4]!r} at its beginning, expected :W&B")
@@ -84,7 +85,7 @@ def records(path: Path) -> Iterator[Any]:
             return
         whole, at = whole + chunk, at + HEADER + length
         if kind in (WHOLE, LAST):
-            record = wandb_internal_pb2.Record()
+            record = messages.Record()
             record.ParseFromString(whole)
             whole = b""
             yield record
