@@ -97,11 +97,12 @@ class Ranks:
         return [call.result() for call in calls]
 
     def update(self, rows: list[Sample], params: OptimParams = PARAMS) -> dict[str, float]:
-        """The metrics, which are the same on all ranks."""
+        """The metrics, which are the same on all ranks; without those of speed."""
 
         def update(learner: Learner) -> dict[str, float]:
             metrics = learner.forward_backward(rows, LOSS)
             assert metrics.pop("imbalance", 1.0) >= 1.0
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
             return {**metrics, **learner.optim_step(params, params if learner.critic else None)}
 
         first, *others = self.all(update)
