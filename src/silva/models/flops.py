@@ -70,12 +70,14 @@ class Flop:
 
 
 def flop_of(model: PreTrainedModel) -> Flop:
-    """Of a model that is whole on this rank."""
+    """Of a model that is whole on this rank; nothing if it does not say how many experts a token goes to."""
     config = model.config.get_text_config()
     inputs: Any = model.get_input_embeddings()
     outputs = {id(p) for p in model.get_output_embeddings().parameters()}
     sizes = {"body": [0.0, 0.0], "head": [0.0, 0.0]}
     experts = [p.shape[0] for n, p in model.named_parameters() if p.ndim == 3 and EXPERTS in n.split(".")]
+    if experts and not hasattr(config, "num_experts_per_tok"):
+        return Flop(Parameters(0, 0), Parameters(0, 0), 0)
     active = config.num_experts_per_tok / experts[0] if experts else 1.0
     for name, parameter in model.named_parameters():
         of_head = id(parameter) in outputs
@@ -97,6 +99,8 @@ def pairs(trie: Trie) -> float:
 def peak(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP a second of one device: by its data sheet, otherwise measured once, as always on CPU."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    if " MIG " in name or "Laptop" in name:  # a part of that device, or a slower one
+        name = ""
     return next((rate for part, rate in PEAKS.items() if part in name), None) or measured(device, dtype)
 
 

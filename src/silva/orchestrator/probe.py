@@ -11,7 +11,7 @@ Both compute with kernels of their own, so their log-probabilities differ by rou
 with the updates. Weights that do not arrive leave a difference that grows as the trainer's answer moves.
 docs/services.md has the numbers. Engines that share the trainer's parameters are not asked.
 
-Whoever gives an engine the weights of a trainer does so by `WeightSync`, and so asks.
+In a run whoever gives the engine the weights of its trainer does so by `WeightSync`, and so asks.
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ def mark(group: Any, name: str) -> str:
 def end_stopped(group: Any, names: Sequence[str]) -> None:
     """Have the processes of killed actors ended on all nodes, if they are stopped.
 
-    `ray.kill` waits for ever for an actor that is stopped in the moments in which it starts or opens, and its
-    bundle stays taken.
+    `ray.kill` does not always end an actor that is stopped in the moments in which it starts or opens, and
+    then its bundle stays taken.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

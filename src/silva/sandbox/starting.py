@@ -162,10 +162,14 @@ def _start_asked(asked: queue.Queue[_Kind | None]) -> None:
         with contextlib.suppress(OSError):  # if it still does not start when it is needed, that says why
             if kind not in _next:
                 _next[kind] = kind.started()
-        while len(_next) > MOST_AHEAD:
-            with contextlib.suppress(KeyError):
-                _next.pop(next(iter(_next))).end()
+        while len(ahead := [*_next]) > MOST_AHEAD:
+            with contextlib.suppress(KeyError):  # somebody else has taken it
+                _next.pop(ahead[0]).end()
         asked.task_done()
+
+
+# What is registered later ends earlier: finalizers end what was started in advance, so theirs comes first.
+weakref.finalize(_Kind, lambda: None).detach()
 
 
 @atexit.register

@@ -131,10 +131,9 @@ class ExactLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         normaliser, weights, sums = log_normaliser(logits)
-        means = torch.bmm(weights[:, None], logits[:, :, None])[:, 0, 0]  # no tensor of the logits' size
-        if bool(means.isnan().any()):  # 0 times the logit of an impossible token
-            means = weights.mul_(logits.clamp_min(torch.finfo(logits.dtype).min)).sum(1)
-        means /= sums.sum(1)
+        weights.mul_(logits)
+        weights.masked_fill_(weights.isnan(), 0)  # 0 times the logit of an impossible token
+        means = weights.sum(1) / sums.sum(1)
         entropies = (normaliser - means).clamp_min_(0)
         ctx.save_for_backward(logits, targets, entropies)
         ctx.set_materialize_grads(False)

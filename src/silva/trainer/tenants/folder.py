@@ -128,6 +128,10 @@ def load(run: TenantRun, folder: Path, base: str, *, optimizer: bool) -> Callabl
         weights = {name: read[f"{PREFIX}{name}"] for name in parameters}
     else:
         weights = StoredWeights(str(folder), {}).tensors(run.whole.model)
+        for name, parameter in parameters.items():
+            if name not in weights or weights[name].shape != parameter.shape:
+                got = tuple(weights[name].shape) if name in weights else "nothing"
+                raise CheckpointError(f"{folder}: got {got} for {name}, expected {tuple(parameter.shape)}")
     steps: Mapping[str, int] = content["steps"] if optimizer else {}
     if unknown := steps.keys() - parameters.keys():
         raise CheckpointError(f"{folder / RUN}: steps of {sorted(unknown)[0]}, which this run has not")
