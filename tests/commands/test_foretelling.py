@@ -16,9 +16,12 @@ from tests import virtual_clock
 
 from silva.cli import main
 from silva.commands.foretelling.probe import LoopProbe, _Over
-from silva.commands.foretelling.recorded import RecordedEngine
+from silva.commands.foretelling.probe import planned as with_plan
+from silva.commands.foretelling.rates import Recording
+from silva.commands.foretelling.recorded import RecordedEngine, TimedRequest, TimedStep
 from silva.commands.foretelling.schedule import Ask, Rates, Schedule, StepScript, WorkScript
 from silva.config.sections import Foretold
+from silva.errors import EngineError
 from silva.monitoring.alerts.foretold import PHASES, found, lines
 from silva.monitoring.alerts.signs import Signs
 from silva.orchestrator.work import WorkQueue
@@ -58,6 +61,47 @@ def test_a_schedule_of_equal_work_is_what_a_hand_computes() -> None:
     assert busy["age"] == pytest.approx(2.0)
     # Each of two requests has half of the engine: with crowd = 1 one alone takes 1 s * (1 + 1), two 1 s * 3.
     assert schedule(0, 2.0, crowd=1.0)["sampling"] == pytest.approx(3 + 1 + 3 + 0.5)
+
+
+def test_no_share_of_a_schedule_is_below_0_for_rounding() -> None:
+    script, rates = WorkScript([Ask(-1, 0.0, 1.32, 10)], 0.0), Rates(0.3, 0.7, 0.8)
+    made = Schedule([script], [StepScript([2], 2.55)], rates, batch=2, level=2, publish=2.3, rest=0.0)
+    shares = [row[f"perf/idle/{part}"] for row in made.play(6) for part in ("engine", "trainer")]
+    assert min(shares) == 0.0
+
+
+def test_a_request_that_fails_or_is_cancelled_has_ended() -> None:
+    async def sample(tokens: Any, params: SamplingParams, *, session: str = "") -> Completion:
+        if session == "fails":
+            raise EngineError("no")
+        await asyncio.sleep(0 if session == "answers" else 60)
+        return Completion((1,), (0.0,), (0.0,), (0.0,), (0,), "length")
+
+    engine = RecordedEngine(SimpleNamespace(sample=sample))  # type: ignore[arg-type]
+
+    async def ask() -> None:
+        for session in ("answers", "fails", "is cancelled"):
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await engine.sample([1], SamplingParams(1), session=session)
+
+    with use_clock(virtual_clock.LoopClock()):
+        virtual_clock.run(ask())
+    assert [(request.failed, request.tokens) for request in engine.requests] == [
+        (False, 1), (True, 0), (True, 0),
+    ]  # fmt: skip
+    assert all(request.ended >= request.began for request in engine.requests)
+
+
+def test_a_request_that_failed_teaches_no_rate() -> None:
+    """Alone a token takes a second; while the trainer is at work, two."""
+    steps = [TimedStep(0, 10.0 * i, 6.0, 3.0, 0.0, 1.0, row_tokens=10, issued=2) for i in range(4)]
+    steps.append(TimedStep(1, 40.0, 0.0, 8.0, 0.0, 1.0, row_tokens=10, issued=2))
+    asked = [TimedRequest("w", step.began + 2 * n, step.began + 3 * n, n) for step in steps for n in (1, 2)]
+    asked[-2:] = [TimedRequest("w", 41.0, 45.0, 2)]
+    failed = [TimedRequest("w", step.began, step.began + 0.9, failed=True) for step in steps]
+    for requests in (asked, asked + failed):
+        assert Recording(steps, [], requests, 2, 49.0)._fitted()[0].engine == pytest.approx(0.5)
 
 
 class Sampler:
@@ -127,8 +171,8 @@ class Machine:
         self.play = Play(self.engine, tool)
         self.work = WorkQueue(stream, self.play, ledger, batch=4, steps=1000)
         config = SimpleNamespace(
-            algorithm=SimpleNamespace(on_policy=False), rollout=SimpleNamespace(overlap_training=False),
-            placement=SimpleNamespace(threads=1),
+            algorithm=SimpleNamespace(on_policy=False), placement=SimpleNamespace(threads=1),
+            rollout=SimpleNamespace(overlap_training=False, max_async_level=3),
         )  # fmt: skip
         self.parts = SimpleNamespace(
             buffer=SimpleNamespace(work=self.work), phases=SimpleNamespace(step={}), config=config,
@@ -212,8 +256,8 @@ MACHINES: list[dict[str, float]] = [
 @pytest.mark.parametrize("machine", MACHINES)
 def test_levels_are_foretold_from_a_minute_of_levels_0_and_1(machine: dict[str, float]) -> None:
     told = probed(60.0, **machine)
-    assert sorted(told) == [0, 1, 2]
-    for level in (0, 1, 2):
+    assert sorted(told) == [0, 1, 2, 3]  # 3: that of the configuration
+    for level in told:
         what = came(level, **machine)
         assert told[level]["seconds"] == pytest.approx(what["seconds"], rel=0.25)
         for name in ("engine_idle", "trainer_idle"):
@@ -225,6 +269,7 @@ def test_levels_are_foretold_from_a_minute_of_levels_0_and_1(machine: dict[str, 
 STEP = {"perf/seconds/rollout": 2.0, "perf/seconds/train": 1.0, "perf/seconds/publish": 0.5,
         "perf/idle/engine": 0.4, "train/share/age0": 0.25, "train/share/age2": 0.75,
         "rollout/sampled_tokens": 300.0, "perf/peak_memory_bytes": 2.0**31}  # fmt: skip
+SUPERVISED = {name: value for name, value in STEP.items() if "rollout" not in name}  # not what a plan is of
 
 
 def test_a_run_says_how_wrong_its_plan_was() -> None:
@@ -245,11 +290,19 @@ def test_a_run_says_how_wrong_its_plan_was() -> None:
         "plan: age of tokens: 1 versions foretold, 1.5 versions found (-0.50)",
         "plan: peak memory of the loop's process: 2.5 GiB foretold, 2 GiB found (+25%)",
     ]
+    plan = Foretold(publishing=0.5, tokens=9.0)
+    assert lines(plan, [{**STEP, "perf/seconds/publish": 0.0, "rollout/sampled_tokens": 0.0}]) == [
+        "plan: publishing: 0.5 s foretold, 0 s found (+0.5 s)",
+        "plan: tokens sampled a step: 9 foretold, 0 found (+9)",
+    ]
+    assert lines(plan, [SUPERVISED]) == []
 
 
 def test_steps_that_take_longer_than_planned_are_told_once() -> None:
     row = {**STEP, "trajectories/played": 8}
     assert not any(Signs(planned=seconds).step(row) for seconds in (0.0, 2.0))
+    supervised = {**SUPERVISED, "trajectories/played": 8, "perf/seconds/train": 9.0}
+    assert not any(Signs(planned=1.0).step(supervised) for _ in range(15))
     for planned, told in ((2.0, 1), (3.0, 0), (0.0, 0)):
         signs = Signs(planned=planned)
         said = [text for _ in range(15) for text in signs.step(row)]
@@ -288,6 +341,14 @@ def test_the_plan_of_a_probe_is_a_file_whose_run_says_how_wrong_it_was(
     assert " result: plan: tokens sampled a step: " in log
 
 
+def test_a_configuration_whose_level_could_not_be_foretold_is_as_it_was() -> None:
+    resolved: Any = SimpleNamespace(config=SimpleNamespace(rollout=SimpleNamespace(max_async_level=1)))
+    assert with_plan(resolved, {0: {"seconds": 1.0}}) is resolved
+
+
+PROBE, SERVICES = ["--dry-run", "--probe", "5"], ["--placement.type", "services"]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -295,7 +356,17 @@ def test_the_plan_of_a_probe_is_a_file_whose_run_says_how_wrong_it_was(
         (["--dry-run", "--probe", "0"], "--probe: got 0, expected a number of seconds above 0"),
         (["--dry-run", "--probe", "soon"], "--probe: got soon, expected"),
         (["--dry-run", "--probe", "nan"], "--probe: got nan, expected"),
-        (["--dry-run", "--probe", "5", "--placement.type", "ray"], "expected placement.type"),
+        (["--seeds", "0-3", "--probe", "5"], "--seeds and --probe: got both"),
+        (["--seeds", "0-3", "--dry-run", "--probe", "5"], "--seeds and --dry-run: got both"),
+        ([*PROBE, "--rollout.sampling.temperature", "0"], "rollout.sampling.temperature = 0: greedy"),
+        ([*PROBE, "--rollout.max_async_level", "1"], "rollout.max_async_level = 1: trainer.type"),
+        ([*PROBE, "--placement.type", "ray"], '--probe: got placement.type = "ray": parts that others'),
+        ([*PROBE, *SERVICES, "--placement.trainer", "unix:/t"], "--probe: got placement.trainer: parts"),
+        ([*PROBE, *SERVICES, "--placement.inference", '["unix:/i"]'], "--probe: got placement.inference:"),
+        (
+            [*PROBE, "--engine.type", "http", "--engine.urls", '["unix:/i"]'],
+            '--probe: got engine.type = "http"',
+        ),
     ],
 )
 def test_what_a_probe_refuses(

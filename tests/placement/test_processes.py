@@ -272,6 +272,12 @@ def test_what_has_an_address_is_not_started() -> None:
     assert json.loads(parts[1].env[ADDRESSES])["inference"] == [*INFERENCE]
 
 
+def test_an_orchestrator_that_probes_is_not_started_again_as_a_run() -> None:
+    *_, probe = parts_of(resolved().config, Path("/tmp/s"), [], lambda: ["--probe=5"], "k")
+    *_, run = parts_of(resolved().config, Path("/tmp/s"), [], lambda: ["--resume"], "k")
+    assert (probe.lasting, run.lasting) == (False, True)
+
+
 def begin(run: Layout) -> None:
     """What an orchestrator does first."""
     run.ledger.touch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,16 @@ async def test_an_orchestrator_that_is_killed_starts_again_and_goes_on(folder: P
     assert park.text("arguments").splitlines() == ["first 1", "again -"]  # `once` is for the first start
     assert [text for _, text in park.said] == ["orchestrator was killed (SIGKILL): it is started again"]
     assert len(park.pids("trainer")) == 1
+
+
+async def test_an_orchestrator_that_does_not_last_ends_everything_when_it_is_killed(folder: Path) -> None:
+    park = Park(folder)
+    *services, orchestrator = park.parts()
+    async with park.supervised(parts=[*services, replace(orchestrator, lasting=False)]) as task:
+        await park.until(lambda: park.up, "all is up")
+        os.kill(park.pids("orchestrator")[0], signal.SIGKILL)
+        assert await end_of(task) == 128 + signal.SIGKILL
+    assert [text for _, text in park.said] == ["orchestrator was killed (SIGKILL): it is not started again"]
 
 
 @pytest.mark.parametrize(

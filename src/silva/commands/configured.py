@@ -81,10 +81,11 @@ def _planned(plan: Callable[[], tuple[Resolved, str]]) -> int:
 def _rl_of_seeds(given: Given) -> int:
     from silva.commands.seeds import resolved_seeds, train_seeds
 
-    if "--dry-run" in given:
-        raise ConfigError(
-            "--seeds and --dry-run: got both; expected --dry-run with --seed, a plan of one run"
-        )
+    for flag in ("--dry-run", "--probe"):
+        if flag in given:
+            raise ConfigError(
+                f"--seeds and {flag}: got both; expected --dry-run with --seed, a plan of one run"
+            )
     runs = resolved_seeds(given, lambda one: _begun_or_new(one)[0])
     signals.be_caught()
     outcomes = train_seeds(runs, **_flags(given))

@@ -154,7 +154,8 @@ def _orchestrator(argv: Sequence[str], flags: Callable[[], Sequence[str]], env: 
     def line() -> Sequence[str]:
         return [sys.executable, "-m", "silva", "orchestrator", *argv, *flags()]
 
-    return Part("orchestrator", line(), line, env=env, once=_crash("orchestrator"))
+    lasting = not any(flag.startswith("--probe") for flag in flags())
+    return Part("orchestrator", line(), line, env=env, once=_crash("orchestrator"), lasting=lasting)
 
 
 def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:

@@ -59,6 +59,7 @@ class Part:
         told: the signal by which it is told to end.
         core: a path that what computes in it answers, between two of its steps; "" if only its server would.
         core_patience: seconds that it may take for that. A load of weights counts.
+        lasting: whether an orchestrator that was killed is started again.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Part:
     told: int = STOP_PART
     core: str = ""
     core_patience: float = 0.0
+    lasting: bool = True
 
 
 @dataclass
@@ -145,7 +147,9 @@ class Supervisor:
         if not why:
             return None
         part, code = running.part, running.process.returncode
-        if not part.address and code is not None and (code >= 0 or self._asked):
+        if not part.address and code is not None and (code >= 0 or self._asked or not part.lasting):
+            if code < 0 and not self._asked:
+                self._say(f"{part.name} {why}: it is not started again")
             return code if code >= 0 else 128 - code
         await self._kill(running)
         await self._no_more(running)

@@ -1,11 +1,12 @@
 """`silva rl --dry-run --probe SECONDS`: the run's own loop for that long, and what a step will take.
 
-    scratch folder, the run's placement ──> level 0 ──> level 1 ──> Recording ──> levels 0, 1, 2
+    scratch folder, the run's placement ──> level 0 ──> level 1 ──> Recording ──> levels 0, 1, 2, ...
                                               steps       steps      rates.py      schedule.py
 
-Level 0 is told as it was measured, the others by the schedule in virtual time. A step is never cut short, so
-one that is longer than the probe makes it longer. The run itself is not touched: its folder, its weights and
-its state are those of another run. Not here: costs of a service, and what the episodes teach (plan.py).
+Level 0 is told as it was measured; the others, and that of the configuration, by the schedule in virtual
+time. A step is never cut short, so one that is longer than the probe makes it longer. The run itself is not
+touched: its folder, its weights and its state are those of another run. Not here: costs of a service, and
+what the episodes teach (plan.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from silva.commands.checks import check
 from silva.commands.common import as_resolved
 from silva.commands.foretelling.rates import Recording
 from silva.commands.foretelling.recorded import RecordedEngine, RecordedRollout, TimedStep
@@ -49,14 +51,11 @@ def foretell(config: RunConfig, seconds: float) -> dict[int, Numbers]:
     """What a step will take, by level.
 
     Raises:
-        CapabilityError: the run's parts are not all on this machine.
+        CapabilityError: the run does not start all of its parts itself, on this machine.
         SilvaError: whatever would stop the run.
     """
-    if (config.placement.processes and config.placement.clustered) or config.trainer.remote:
-        raise CapabilityError(
-            "--probe: got a run with parts on other machines, which a probe would use as the run does; "
-            'expected placement.type = "local" or "services"'
-        )
+    check(config)
+    _check_own(config)
     with private_folder("probe") as folder:
         file = folder / "probe.toml"
         file.write_text(toml(saved_values(_in_scratch(config, folder)), {}))
@@ -74,23 +73,41 @@ def foretell(config: RunConfig, seconds: float) -> dict[int, Numbers]:
 
 
 def planned(resolved: Resolved, foretold: Mapping[int, Numbers]) -> Resolved:
-    """The configuration with what is foretold for its level."""
-    numbers = foretold.get(resolved.config.rollout.max_async_level, {})
-    plan = Foretold(**{name: float(f"{value:.4g}") for name, value in numbers.items()}) if numbers else None
+    """The configuration with what is foretold for its level; as it was if that is nothing."""
+    if not (numbers := foretold.get(resolved.config.rollout.max_async_level)):
+        return resolved
+    plan = Foretold(**{name: float(f"{value:.4g}") for name, value in numbers.items()})
     config = resolved.config.model_copy(update={"plan": plan})
     return dataclasses.replace(
         resolved, config=config, provenance={**resolved.provenance, "plan.seconds": "--probe"}
     )
 
 
+def _check_own(config: RunConfig) -> None:
+    placement, engine, trainer = config.placement, config.engine, config.trainer
+    others = {
+        f'placement.type = "{placement.type}"': placement.clustered,
+        "placement.trainer": placement.address_of("trainer"),
+        "placement.inference": placement.address_of("inference"),
+        f'engine.type = "{engine.type}"': engine.remote and not engine.launched,
+        f'trainer.type = "{trainer.type}"': trainer.remote,
+    }
+    if found := [words for words, holds in others.items() if holds]:
+        raise CapabilityError(
+            f"--probe: got {', '.join(found)}: parts that others may use, and a probe would train there and "
+            'load its weights; expected placement.type = "local", or "services" without addresses, with an '
+            "engine and a trainer that `silva rl` starts"
+        )
+
+
 def _in_scratch(config: RunConfig, folder: Path) -> RunConfig:
-    """The run in another folder, without what is not part of a step, at level 0."""
+    """The run in another folder, without what is not part of a step. Its level is refused if the run's is;
+    `LoopProbe` begins with 0."""
     monitoring = type(config.monitoring)(
         terminal="off", tensorboard=False, rollouts=config.monitoring.rollouts, report=False, trace=True
     )
-    rollout = config.rollout.model_copy(update={"max_async_level": 0, "max_off_policy_steps": None})
     return config.model_copy(update={
-        "name": "probe", "output_dir": str(folder), "steps": STEPS, "plan": None, "rollout": rollout,
+        "name": "probe", "output_dir": str(folder), "steps": STEPS, "plan": None,
         "eval": config.eval.model_copy(update={"every": STEPS, "tasks": 1, "samples_per_task": 1}),
         "checkpoint": config.checkpoint.model_copy(update={"every": 0, "keep_best": False}),
         "monitoring": monitoring,
@@ -129,9 +146,11 @@ class LoopProbe:
         self._began = self._last = CLOCK.monotonic()
         self._known = 0, 0  # tokens in rows, and works, after the step before
         queue.rollout = self._rollout = RecordedRollout(queue.rollout)
+        queue.level, queue.max_updates = 0, None
         config, shared = loop.parts.config, loop.parts.trainer.capabilities.publishes == "shared"
         stale = config.algorithm.on_policy and config.algorithm.rollout_correction is None
-        self.levels = LEVELS[:1] if shared or stale or config.rollout.overlap_training else LEVELS
+        others = () if shared or stale or config.rollout.overlap_training else LEVELS
+        self.levels = sorted({0, *others, config.rollout.max_async_level})
 
     def step(self) -> None:
         """A step is done."""
@@ -166,6 +185,6 @@ class LoopProbe:
         whole = found(list(rows.values()))
         at_0 = found(measured[1:] or measured)
         told: dict[int, Numbers] = {0: {**at_0, "memory": whole["memory"]}}
-        for level in self.levels[1:] if requests else ():
+        for level in self.levels[1:] if any(each.tokens for each in requests) else ():
             told[level] = {**at_0, **found(recording.foretold(level)), "memory": whole["memory"]}
         return told

@@ -15,7 +15,7 @@ from silva.commands.foretelling.recorded import TimedRequest, TimedStep, TimedWo
 from silva.commands.foretelling.schedule import Ask, Rates, Schedule, StepScript, WorkScript
 
 LEAST = 0.1  # of its speed that a part keeps whatever others do
-PLAYED, LEFT_OUT = 24, 4  # steps in virtual time, and how many of them at first are not counted
+PLAYED, LEFT_OUT = 20, 4  # steps in virtual time that are counted, and before them at least
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,27 @@ class Recording:
             scripts, stages, rates, batch=self.batch, level=level,
             publish=median(step.publish for step in later), rest=median(step.rest for step in later),
         )  # fmt: skip
-        return schedule.play(PLAYED)[LEFT_OUT:]
+        begins = max(LEFT_OUT, 2 * level)  # all that began together at first is taken by then
+        return schedule.play(begins + PLAYED)[begins:]
 
     def _fitted(self) -> tuple[Rates, dict[TimedRequest, float]]:
-        """Rates, and the seconds that each request takes alone."""
+        """Rates, and the seconds that each request takes alone. How long one that failed would have taken is
+        not known: it is in the crowd, and teaches no rate."""
         apart = [step for step in self.steps if step.level == 0]
         switched = apart[-1].training[1] + apart[-1].rest
         ended = [request for request in self.requests if not math.isnan(request.ended)]
         crowds = _Crowds(self.requests, self.steps, self.ended)
-        first = [request for request in ended if request.ended <= switched]
+        whole = np.array([not request.failed for request in ended])
+        first = [request for request in ended if request.ended <= switched and not request.failed]
         crowd = _crowd(first, crowds)
         alone, beside = (crowds.passed(1 / (1 + crowd * crowds.count) * on, ended)
                          for on in (~crowds.training, crowds.training))  # fmt: skip
         later = np.array([request.began >= switched for request in ended])
         tokens = np.array([request.tokens for request in ended], float)
         columns = np.stack([tokens, np.ones_like(tokens)], 1)
-        line = np.linalg.lstsq(columns[~later], (alone + beside)[~later], rcond=None)[0]
-        missing, during = (columns @ line - alone)[later].sum(), beside[later].sum()
+        early, late = whole & ~later, whole & later
+        line = np.linalg.lstsq(columns[early], (alone + beside)[early], rcond=None)[0]
+        missing, during = (columns @ line - alone)[late].sum(), beside[late].sum()
         engine = _bounded(missing / during) if during else self.share
         rates = Rates(crowd, engine, self._trainer(crowds))
         return rates, dict(zip(ended, (alone + engine * beside).tolist(), strict=True))

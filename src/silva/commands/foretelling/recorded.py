@@ -15,12 +15,14 @@ from silva.types import Completion, Group, SamplingParams
 
 @dataclass(eq=False)
 class TimedRequest:
-    """`session`: the id of an episode, which begins with that of its work. `ended`: NaN if it never did."""
+    """`session`: the id of an episode, which begins with that of its work. `ended`: NaN while it is in
+    flight. `failed`: it raised or was cancelled."""
 
     session: str
     began: float
     ended: float = math.nan
     tokens: int = 0
+    failed: bool = False
 
 
 @dataclass(eq=False)
@@ -61,9 +63,15 @@ class RecordedEngine(TracedEngine):
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
         self.requests.append(request := TimedRequest(session, CLOCK.monotonic()))
-        found = await super().sample(tokens, params, session=session)
-        request.ended, request.tokens = CLOCK.monotonic(), len(found.tokens)
-        return found
+        try:
+            found = await super().sample(tokens, params, session=session)
+            request.tokens = len(found.tokens)
+            return found
+        except BaseException:
+            request.failed = True
+            raise
+        finally:
+            request.ended = CLOCK.monotonic()
 
 
 class RecordedRollout:

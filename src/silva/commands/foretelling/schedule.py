@@ -131,8 +131,8 @@ class Schedule:
                 "perf/seconds/rollout": rollout,
                 "perf/seconds/train": train,
                 "perf/seconds/publish": self._publish,
-                "perf/idle/trainer": 1 - (train + self._publish) / passed,
-                "perf/idle/engine": 1 - (self._sampling - sampling) / passed,
+                "perf/idle/trainer": max(0.0, 1 - (train + self._publish) / passed),  # rounding
+                "perf/idle/engine": max(0.0, 1 - (self._sampling - sampling) / passed),
                 **{f"train/share/age{age}": share for age, share in ages.items()},
             }
 

@@ -26,7 +26,7 @@ SHARES = ("engine_idle", "trainer_idle")
 
 def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """These numbers of the rows of steps; without those that no row has."""
-    steps = [row for row in rows if row.get("perf/seconds/train") is not None]
+    steps = list(filter(is_planned, rows))
     if not steps:
         return {}
 
@@ -50,6 +50,11 @@ def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: value for name, value in known.items() if value is not None}
 
 
+def is_planned(row: Mapping[str, Any]) -> bool:
+    """Whether it is of a step of RL: supervised steps and evaluations have no rollout."""
+    return row.get("perf/seconds/rollout") is not None
+
+
 def seconds_of(row: Mapping[str, Any]) -> float:
     """Of a step, without evaluation and checkpoint."""
     return sum(row.get(f"perf/seconds/{phase}") or 0.0 for phase in PHASES)
@@ -67,10 +72,9 @@ def in_words_of(numbers: Mapping[str, float]) -> str:
 
 
 def off(name: str, planned: float, came: float) -> float:
-    """By how much a number was planned too high: a share of what came; of shares and ages the difference."""
-    if name in (*SHARES, "age"):
-        return planned - came
-    return planned / came - 1 if came else 0.0
+    """By how much a number was planned too high: a share of what came; of shares and ages, and where nothing
+    came, the difference."""
+    return planned - came if name in (*SHARES, "age") or not came else planned / came - 1
 
 
 def lines(plan: Foretold, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -81,7 +85,12 @@ def lines(plan: Foretold, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if planned is None or name not in came:
             continue
         wrong = off(name, planned, came[name])
-        error = f"{wrong:+.2f}" if name == "age" else f"{wrong:+.0%}{' points' if unit == '%' else ''}"
+        if name == "age":
+            error = f"{wrong:+.2f}"
+        elif unit == "%" or came[name]:
+            error = f"{wrong:+.0%}{' points' if unit == '%' else ''}"
+        else:
+            error = f"{wrong:+.3g}{unit}"
         both = f"{_shown(planned, unit)} foretold, {_shown(came[name], unit)} found"
         said.append(f"plan: {words}: {both} ({error})")
     return said

@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean, median, pvariance
 from typing import Any
 
-from silva.monitoring.alerts.foretold import seconds_of
+from silva.monitoring.alerts.foretold import is_planned, seconds_of
 
 WINDOW = 10  # steps
 SOLVED = 0.8  # of training episodes
@@ -173,7 +173,7 @@ def teaching(rows: Rows) -> str:
 def plan(planned: float, rows: Rows) -> str:
     """Beside `time`, which a plan without a probe leaves to the first steps."""
     now = median(map(seconds_of, rows[-WINDOW:]))
-    if len(rows) < WINDOW or now < OFF * planned:
+    if len(rows) < WINDOW or not is_planned(rows[-1]) or now < OFF * planned:
         return ""
     return (
         f"a step takes {now:.3g} s, {planned:.3g} s were foretold: the run ends later than was planned. "
