@@ -140,7 +140,8 @@ def test_a_command_line_is_read(line: str, reader: Path, monkeypatch: pytest.Mon
         assert (ROOT / words[1]).exists() or (reader / words[1]).exists()
     elif program == "silva":
         monkeypatch.setattr(asked, "existing", lambda flag, weights: weights)
-        understood([word for word in words[1:] if word not in ("...", ">", "silva.schema.json")])
+        own = words[1 : words.index(">") if ">" in words else None]
+        understood([word for word in own if word != "..."])
 
 
 def understood(words: list[str]) -> None:

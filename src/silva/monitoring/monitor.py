@@ -143,8 +143,8 @@ class Monitor:
         return doing(p), round(CLOCK.time() - (p.clock() - p.stage_started), 1)
 
     def _report_stall(self, silence: float, computed: float, stacks: str) -> None:
-        busy = f"({computed:.0f} s of them computing)"  # slow, beside other programs, is not stuck
-        text = f"nothing has moved for {silence:.0f} s {busy}; stage: {stage_text(self._progress)}"
+        stage = stage_text(self._progress)  # who computes beside other programs is slow, and not stuck
+        text = f"nothing has moved for {silence:.0f} s ({computed:.0f} s of them computing); stage: {stage}"
         self.message(f"{text}\n{stacks}", "warning")
 
     def log(self, text: str, level: Level = "info") -> None:

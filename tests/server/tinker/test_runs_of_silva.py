@@ -131,7 +131,7 @@ def test_updates_at_the_service_are_those_of_the_local_trainer(address):
             samples = rows(number)
             theirs = await trainer.forward_backward(samples, loss)
             ours = learner.forward_backward(samples, loss)
-            expected = {name: value for name, value in ours.items() if name != "entropy"}
+            expected = {name: ours[name] for name in ours if name not in ("entropy", "perf/seconds_at_peak")}
             assert theirs == pytest.approx(expected, rel=1e-4, abs=1e-6), loss.name
             stepped = await trainer.optim_step(numbers)
             norm = learner.optim_step(numbers)["grad_norm"]
