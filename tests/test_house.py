@@ -43,7 +43,7 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 86_629),
+    "lines of src/silva": (lambda: lines(SOURCE), 86_630),
     "lines of tests": (lambda: lines(ROOT / "tests"), 83_974),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 34),

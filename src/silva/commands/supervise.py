@@ -154,8 +154,9 @@ def _orchestrator(argv: Sequence[str], flags: Callable[[], Sequence[str]], env: 
     def line() -> Sequence[str]:
         return [sys.executable, "-m", "silva", "orchestrator", *argv, *flags()]
 
-    lasting = not any(flag.startswith("--probe") for flag in flags())
-    return Part("orchestrator", line(), line, env=env, once=_crash("orchestrator"), lasting=lasting)
+    first = line()
+    lasting = not any(word.startswith("--probe") for word in first)
+    return Part("orchestrator", first, line, env=env, once=_crash("orchestrator"), lasting=lasting)
 
 
 def _free_address(config: RunConfig, command: str, path: Path) -> tuple[str, list[str]]:
