@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -53,3 +54,18 @@ def children(process: int = os.getpid()) -> set[str]:
         with suppress(OSError):
             found |= {entry.name} if own in (entry / "status").read_text() else set()
     return found
+
+
+def comes_true(condition: Callable[[], Any], seconds: float = 60.0) -> bool:
+    """Whether it does, in a time that is long also for a busy machine."""
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def states(process: int) -> list[str]:
+    """Of a process and of all that descend from it: S sleeps, R runs, T is stopped."""
+    found = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    below = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [found, *(state for child in below for state in states(int(child)))]
