@@ -55,6 +55,10 @@ def _fault(node: ast.AST, place: str) -> Iterator[str]:
                 yield f"imports {name}"
         case ast.Call(func=ast.Attribute(attr="TCPStore")) if not _given(node, "master_listen_fd"):
             yield "makes a TCPStore, which listens on all interfaces"
+        case ast.Call(func=ast.Attribute(attr="rendezvous") | ast.Name(id="rendezvous")):
+            yield "calls rendezvous, which makes one"
+        case ast.Call(func=ast.Attribute(attr="init_process_group")) if not _given(node, "store"):
+            yield "calls rendezvous by init_process_group"
         case ast.Import(names=names):
             yield from (f"imports {n.name}" for n in names if n.name.partition(".")[0] in PICKLE)
         case ast.ImportFrom(module=str(module), names=names):
@@ -126,6 +130,8 @@ def test_no_module_pickles_evaluates_or_listens_for_itself() -> None:
         "socket.bind(address)",
         "asyncio.start_server(answer, host)",
         "dist.TCPStore('127.0.0.1', 0, 2, True)",
+        "dist.rendezvous('env://')",
+        "dist.init_process_group('gloo')",
         "import uvicorn",
         "from http.server import HTTPServer",
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from tests import ray_cluster
 from tests.runs import Server, differences, end_state, write_config
+from tests.sockets import LOOPBACK, listening
 
 from silva.placement.ray import PART
 
@@ -26,7 +27,6 @@ SOON = 10.0  # seconds after which nothing of a run may be left
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
 SLOW = ("--environments.0.delay=200", "--environments.1.delay=200")  # changes no number
 WORKERS = ("--environments.0.workers=2", "--environments.0.delay=20", SLOW[1])  # one call at a time
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 REST = """
 import json, ray
 from ray.util import list_named_actors, placement_group_table
@@ -91,20 +91,6 @@ class Run:
             if environ.get(key) == value:
                 found[int(file.parent.name)] = environ.get(PART, "").partition("@")[0]
         return found
-
-
-def listening(pids: list[int]) -> set[str]:
-    """Addresses at which processes listen, in the hexadecimal of /proc/net."""
-    inodes = set[str]()
-    for pid in pids:
-        for file in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                inodes.add(os.readlink(file).removeprefix("socket:[").removesuffix("]"))
-            except OSError:
-                continue
-    table = "".join(Path(f"/proc/net/{kind}").read_text() for kind in ("tcp", "tcp6"))
-    rows = [line.split() for line in table.splitlines()]
-    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
 def rest(given: dict[str, str]) -> Any:

@@ -17,7 +17,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -256,8 +255,6 @@ async def _places(actors: Sequence[Any]) -> list[dict[str, str]]:
         return [{}]
     host, port = (await actors[0].place.remote()).decode().split()
     shared = {"WORLD_SIZE": str(len(actors)), "MASTER_ADDR": host, "MASTER_PORT": port, "LOCAL_RANK": "0"}
-    if host == "127.0.0.1":
-        shared["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
     return [{**shared, "RANK": str(rank)} for rank in range(len(actors))]
 
 

@@ -39,6 +39,7 @@ from silva.trainer.remote import Open
 from silva.trainer.sharding.ranks import PATIENCE
 from silva.wire import rpc
 from silva.wire.codec import decode, encode
+from silva.wire.listening import Bind
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -75,7 +76,7 @@ def joined(ranks: int, device: str, say: Say) -> Iterator[SharedCalls | None]:
         device: "cpu" or "cuda".
 
     Raises:
-        ConfigError: a launcher has started another number of them.
+        ConfigError: a launcher has started another number of them, or does not say where they meet.
     """
     rank, size = place()
     if size > 1 and ranks not in (1, size):
@@ -87,9 +88,9 @@ def joined(ranks: int, device: str, say: Say) -> Iterator[SharedCalls | None]:
         return
     others: list[subprocess.Popen[bytes]] = []
     if size > 1:
-        store, _, _ = next(dist.rendezvous("env://", timeout=PATIENCE))
+        store = _store(*_meeting(), rank, size)
     else:
-        store, size = _own_store(ranks), ranks
+        store, size = _store("127.0.0.1", 0, 0, ranks), ranks
         others = [_start(number, ranks, store.port) for number in range(1, ranks)]
         threading.Thread(target=_watch, args=(others, say), daemon=True).start()
     if device == "cuda":
@@ -103,15 +104,42 @@ def joined(ranks: int, device: str, say: Say) -> Iterator[SharedCalls | None]:
             other.kill()
 
 
-def _own_store(ranks: int) -> dist.TCPStore:
-    """What ranks of one machine meet at: for nobody else, so on the loopback interface."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+def _meeting() -> tuple[str, int]:
+    """Host and port at which ranks meet, as a launcher says in the environment."""
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(
+            f"environment variables MASTER_ADDR and MASTER_PORT: got {host!r} and {port!r}, expected the "
+            "host of the first rank, and a port of it"
+        )
+    return host, int(port)
+
+
+def _store(host: str, port: int, rank: int, size: int) -> dist.TCPStore:
+    """What ranks meet at: if they all are on this machine, on the loopback interface, for nobody else.
+
+    Torch itself listens on all interfaces, whatever the host is. `torchrun` has done so before a rank starts.
+    """
+    agent, listens = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True", None
+    if Bind(host).local:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        if not agent:
+            host = "127.0.0.1"
+            port, listens = _listening(port) if rank == 0 else (port, None)
+    first = rank == 0 and not agent
+    return dist.TCPStore(host, port, size, first, PATIENCE, wait_for_workers=False, master_listen_fd=listens)
+
+
+def _listening(port: int) -> tuple[int, int]:
+    """The port, and the file descriptor of a socket that nobody closes."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(f"MASTER_PORT = {port}: {error.strerror}; expected a free one") from error
         listening.listen()
-        port = listening.getsockname()[1]
-        return dist.TCPStore("127.0.0.1", port, ranks, True, PATIENCE, wait_for_workers=False,
-                             master_listen_fd=listening.detach())  # fmt: skip
+        return listening.getsockname()[1], listening.detach()
 
 
 def _start(rank: int, ranks: int, port: int) -> subprocess.Popen[bytes]:
