@@ -335,6 +335,8 @@ class TrainerCapabilities:
     needs: frozenset[str] = frozenset({"logprobs", "reference_logprobs"})  # what `score` can give
     publishes: Publishes = "shared"
     temperatures: bool = True  # it learns from tokens that were sampled at others than 1
+    entropies: bool = True  # its losses may read entropies
+    references: bool = True  # the reference may be another model, or the policy of some moment
     exact: bool = False  # its log-probabilities have the bits of Silva's engine on the same machine
     pipelined: bool = False  # calls may be made before the one before has ended; they take effect in order
 

@@ -59,7 +59,8 @@ ENGINE = EngineCapabilities(context=64)
             ENGINE,
             TrainerCapabilities(),
             {"type": "ppo"},
-            "algorithm.type = 'ppo' needs values, which trainer.type = 'local' does not give",
+            "algorithm.credit: got 'gae', expected \"trajectory\" or \"turn\" (trainer.type = 'local': "
+            "it has no critic)",
         ),
         (
             EngineCapabilities(context=64, loads=frozenset({"shared"})),

@@ -4,16 +4,20 @@ cannot do is refused. The service's own formulas stand in algorithms/summed.py."
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from silva.algorithms.losses import LOSSES, Loss
+from silva.algorithms.settings import Algorithm
 from silva.algorithms.summed import SUMMED
 from silva.assembly import Assembly
 from silva.commands.checks import check, check_parts
 from silva.config.load import load
+from silva.config.sections import Optimizer
 from silva.engines.tinker.engine import TinkerEngine
 from silva.engines.tinker.settings import TinkerEngineSettings
 from silva.errors import CapabilityError, CheckpointError, ConfigError, CostLimit, EngineError
@@ -21,8 +25,9 @@ from silva.protocols import EngineCapabilities
 from silva.registries import REGISTRIES
 from silva.trainer.loss_inputs import weighted_loss
 from silva.trainer.policy import TokenLogprobs, trained
+from silva.trainer.settings import TinkerTrainerSettings
 from silva.trainer.tinker import ServiceAdapter, TinkerTrainer, _named
-from silva.types import LossSpec, SamplingParams
+from silva.types import LossSpec, OptimParams, SamplingParams
 
 NAMED = [
     (LossSpec("clipped", {"clip_low": 0.1, "clip_high": 0.3}), "ppo"),
@@ -234,14 +239,78 @@ def test_the_weights_never_leave_the_service(tmp_path):
         found.trainer.build(Assembly(found))
 
 
-@pytest.mark.parametrize(("key", "value"), [("temperature", "0.7"), ("top_p", "0.9"), ("top_k", "5")])
-def test_only_the_model_s_own_distribution_can_be_learned_from(key, value, tmp_path):
-    engine = SimpleNamespace(
-        capabilities=EngineCapabilities(256, entropies=False, loads=frozenset({"sampler"}))
-    )
-    check_parts(config(tmp_path), engine, made())
-    with pytest.raises(CapabilityError, match="knows the log-probabilities of no other distribution"):
-        check_parts(config(tmp_path, f"--rollout.sampling.{key}", value), engine, made())
+ENGINE = SimpleNamespace(capabilities=EngineCapabilities(256, entropies=False, loads=frozenset({"sampler"})))
+# What the service has no way to honour, and what does without.
+BEYOND = {
+    "--rollout.sampling.temperature=0.7": "got 0.7, expected 1 .*of no other distribution",
+    "--rollout.sampling.top_p=0.9": "got 0.9, expected 1 ",
+    "--rollout.sampling.top_k=5": "got 5, expected 0 ",
+    "--algorithm.adaptive_temperature.low=0.7": "adaptive_temperature: got a table, expected null",
+    "--algorithm.type=ppo": 'algorithm.credit: got .gae., expected "trajectory" or "turn" .*has no critic',
+    "--algorithm.entropy_coef=0.01": "entropy_coef: got 0.01, expected 0 .*get no entropies",
+    "--algorithm.adaptive_entropy.target=0.1": "adaptive_entropy: got a table, expected null",
+    "--algorithm.loss.balanced_clip_min_entropy=0.2": "min_entropy: got 0.2, expected 0 or null",
+    "--algorithm.entropy_advantage=0.2": "entropy_advantage = 0.2: engine.type = .tinker. gives no ",
+    "--algorithm.reference.name=other --algorithm.kl_coef=0.1": "reference: got .other., expected null ",
+    "--algorithm.reference_refresh=3 --algorithm.kl_coef=0.1": "reference_refresh: got 3, expected 0 ",
+    "--warm_start.steps=3 --algorithm.kl_coef=0.1": "warm_start: got a table, expected null, or kl_coef = 0",
+    "--algorithm.kl_coef=0.1 --algorithm.entropy_coef=1 --algorithm.reference_refresh=3":
+        "entropy_coef: got 1.0, expected 0; algorithm.reference_refresh: got 3, .*: its losses .*; its ref",
+}  # fmt: skip
+# The same keys as far as the service goes, and all others that change what a trainer is asked for.
+WITHIN = [
+    "",
+    "--algorithm.loss.balanced_clip_min_entropy=0",
+    "--algorithm.kl_coef=0.1 --algorithm.adaptive_kl.target=0.1 --algorithm.kl_estimator=k1",
+    "--algorithm.kl_reward_coef=0.1 --algorithm.drop_zero_variance=false --algorithm.kl_reward_gamma=0.5",
+    "--algorithm.rollout_correction.weight=mask",
+    "--algorithm.replay.groups=2 --algorithm.oversample=2 --algorithm.whiten=tokens",
+    "--algorithm.aggregation=constant --algorithm.overlong_buffer=0.2 --algorithm.length_penalty=0.1",
+    "--warm_start.steps=3",
+]
+
+
+# What is done to groups and rows before the trainer has them, or to the numbers that it is given.
+IN_THE_LOOP = {
+    "advantage", "advantage_over", "credit", "gamma", "lam", "turn_gamma", "turn_lam", "bootstrap",
+    "tree_credit", "advantage_clip", "use_rewards", "difficulty_range", "difficulty_pools", "variance_filter", "early_stop",
+    "max_refills", "kl_bias_correction", "aggregation_constant",
+}  # fmt: skip
+
+
+def test_of_every_key_of_a_recipe_it_is_known_whether_the_service_honours_it():
+    named = set(re.findall(r"algorithm\.(\w+)", " ".join([*BEYOND, *WITHIN])))
+    assert named | IN_THE_LOOP == {"type", *Algorithm.model_fields}
+    assert {"type", "optimizer", "updates_per_step", "modules"} == set(TinkerTrainerSettings.model_fields)
+    sent = {"lr", "betas", "eps", "weight_decay", "max_grad_norm"}
+    assert sent == set(OptimParams.__dataclass_fields__)
+    assert sent | {"schedule", "warmup", "min_lr_ratio"} == set(Optimizer.model_fields)
+
+
+@pytest.mark.parametrize("keys", BEYOND)
+def test_what_the_service_cannot_honour_is_refused_before_anything_is_played(keys, tmp_path):
+    with pytest.raises(CapabilityError, match=BEYOND[keys]):
+        check_parts(config(tmp_path, *keys.split()), ENGINE, made())
+
+
+@pytest.mark.parametrize("keys", WITHIN)
+def test_what_the_service_can_honour_is_not_refused(keys, tmp_path):
+    check_parts(config(tmp_path, *keys.split()), ENGINE, made())
+
+
+def test_a_loss_of_a_user_s_own_that_reads_entropies_is_refused(tmp_path, monkeypatch):
+    real = LOSSES["clipped"]
+    reading = Loss(real.settings, lambda *, logprobs, entropies: (logprobs, {}))
+    monkeypatch.setitem(LOSSES, "clipped", reading)
+    with pytest.raises(CapabilityError, match=r"loss.type: got .clipped., expected a loss without entropies"):
+        check_parts(config(tmp_path, "--algorithm.drop_zero_variance=true"), ENGINE, made())
+
+
+@pytest.mark.parametrize("section", ["rollout", "eval"])
+def test_a_way_of_sampling_that_the_service_has_not_is_refused_at_the_start(section, tmp_path):
+    found = config(tmp_path, f"--{section}.sampling.min_p=0.1")
+    with pytest.raises(CapabilityError, match=rf"{section}.sampling.min_p = 0.1: .*expected 0"):
+        found.engine.build(Assembly(found))
 
 
 @pytest.mark.parametrize(

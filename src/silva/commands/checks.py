@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from silva.algorithms.losses import LOSSES
 from silva.config.schema import RunConfig
 from silva.errors import CapabilityError, ConfigError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
@@ -188,18 +189,11 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
         )
     if config.rollout.overlap_training:
         _check_overlap(config, trainer)
-    sampling = config.rollout.sampling
-    if not able.temperatures and (sampling.temperature, sampling.top_p, sampling.top_k) != (1, 1, 0):
-        raise CapabilityError(
-            f"rollout.sampling: got temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, top_k "
-            f"{sampling.top_k}, expected 1, 1 and 0: trainer.type = {config.trainer.type!r} knows the "
-            "log-probabilities of no other distribution"
-        )
-    if missing := algorithm.needs - able.needs:
-        raise CapabilityError(
-            f"algorithm.type = {algorithm.type!r} needs {_listed(missing)}, which "
-            f"trainer.type = {config.trainer.type!r} does not give"
-        )
+    lacks = {name for name in (*able.needs, *LACKS) if not (name in able.needs or getattr(able, name, False))}
+    if wrong := [row for row in _asked(config) if row[0] in lacks]:
+        keys = (f"{key}: got {got}, expected {expected}" for _, key, got, expected in wrong)
+        why = dict.fromkeys(LACKS[name] for name, *_ in wrong)
+        raise CapabilityError(f"{'; '.join(keys)} (trainer.type = {config.trainer.type!r}: {'; '.join(why)})")
     if config.rollout.reads_entropies and not engine.capabilities.entropies:
         raise CapabilityError(
             f"rollout.type = {config.rollout.type!r} branches by entropies, which engine.type = "
@@ -216,6 +210,47 @@ def check_parts(config: RunConfig, engine: Engine, trainer: Trainer) -> None:
             f"algorithm.entropy_advantage = {algorithm.entropy_advantage}: engine.type = "
             f"{config.engine.type!r} gives no entropies; expected 0, or another engine"
         )
+
+
+LACKS = {
+    "values": "it has no critic",
+    "logprobs": "it does not score the policy",
+    "reference_logprobs": "it has no reference",
+    "temperatures": "it knows the log-probabilities of no other distribution than the model's own",
+    "entropies": "its losses get no entropies",
+    "references": "its reference is always the model as it was loaded",
+}
+"""What a trainer cannot do, by the name in its capabilities or in their `needs`."""
+
+
+def _asked(config: RunConfig) -> list[tuple[str, str, str, str]]:
+    """What the keys that are set ask of a trainer, a name in LACKS; the key, its value, and one without."""
+    recipe, usual = config.algorithm, config.rollout.sampling
+    heat, top_p = usual.temperature, usual.top_p
+    least = getattr(recipe.loss, "balanced_clip_min_entropy", None)
+    reads = "entropies" in LOSSES[recipe.loss.type].required
+    rows: list[tuple[str, str, Any, str]] = [  # what asks for nothing is false
+        ("values", "algorithm.credit", recipe.critic and recipe.credit, '"trajectory" or "turn"'),
+        ("logprobs", "algorithm.rollout_correction", recipe.rollout_correction is not None, "null"),
+        ("reference_logprobs", "algorithm.kl_reward_coef", recipe.kl_reward_coef, "0"),
+        ("temperatures", "rollout.sampling.temperature", heat != 1 and heat, "1"),
+        ("temperatures", "rollout.sampling.top_p", top_p != 1 and top_p, "1"),
+        ("temperatures", "rollout.sampling.top_k", usual.top_k, "0"),
+        ("temperatures", "algorithm.adaptive_temperature", recipe.adaptive_temperature is not None, "null"),
+        ("entropies", "algorithm.entropy_coef", recipe.entropy_coef, "0"),
+        ("entropies", "algorithm.adaptive_entropy", recipe.adaptive_entropy is not None, "null"),
+        ("entropies", "algorithm.loss.balanced_clip_min_entropy", least, "0 or null"),
+        ("entropies", "algorithm.loss.type", reads and recipe.loss.type, "a loss without entropies"),
+        ("references", "algorithm.reference", recipe.reference and recipe.reference.name, "null"),
+        ("references", "algorithm.reference_refresh", recipe.reference_refresh, "0"),
+        ("references", "warm_start", recipe.refers and config.warm_start is not None,
+         "null, or kl_coef = 0 and kl_reward_coef = 0: the reference is the model after the warm start"),
+    ]  # fmt: skip
+    return [
+        (name, key, "a table" if got is True else f"{got!r}", expected)
+        for name, key, got, expected in rows
+        if got
+    ]
 
 
 def _check_overlap(config: RunConfig, trainer: Trainer) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
+from silva.config.field_types import refuse_idle
 from silva.config.parts import TinkerService, TrainerSettings
 from silva.config.sections import Above0, CriticSettings, Optimizer, Positive, Section
 from silva.errors import CapabilityError
@@ -49,6 +50,12 @@ class Parallel(Section):
         if given == 0:
             raise ValueError("expected 1 or more ranks, or -1 for all")
         return given
+
+    @model_validator(mode="after")
+    def _every_key_does_something(self) -> Parallel:
+        alone = {"cp_style": ("cp = 1", self.cp), "pp_schedule": ("pp = 1", self.pp)}
+        refuse_idle(self, {key: why for key, (why, ranks) in alone.items() if ranks == 1})
+        return self
 
     def shape(self, ranks: int) -> dict[str, int]:
         """Of the mesh of so many ranks: stages, copies of the model, parts of each copy's parameters, tp.

@@ -64,7 +64,9 @@ class TinkerTrainer:
         requests: counts what passes cost; None: they cost nothing.
     """
 
-    capabilities = TrainerCapabilities(publishes="sampler", temperatures=False, pipelined=True)
+    capabilities = TrainerCapabilities(
+        publishes="sampler", temperatures=False, entropies=False, references=False, pipelined=True
+    )
 
     def __init__(
         self,
