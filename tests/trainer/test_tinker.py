@@ -273,7 +273,8 @@ WITHIN = [
 # What is done to groups and rows before the trainer has them, or to the numbers that it is given.
 IN_THE_LOOP = {
     "advantage", "advantage_over", "credit", "gamma", "lam", "turn_gamma", "turn_lam", "bootstrap",
-    "tree_credit", "advantage_clip", "use_rewards", "difficulty_range", "difficulty_pools", "variance_filter", "early_stop",
+    "tree_credit", "advantage_clip", "use_rewards", "difficulty_range", "difficulty_pools",
+    "variance_filter", "early_stop",
     "max_refills", "kl_bias_correction", "aggregation_constant",
 }  # fmt: skip
 
