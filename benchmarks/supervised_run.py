@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from silva.placement.carrier import part_of
 from silva.placement.ray import PART
@@ -33,6 +33,9 @@ MARK = "SILVA_CHAOS_RUN"
 """Environment variable by which all processes of a run are known, whoever is their parent by now."""
 SECONDS_LEFT = 10.0  # after which nothing of a run that has ended may be left
 LIMIT = 600.0  # seconds for one run, many times what it needs
+
+
+Found = TypeVar("Found")
 
 
 class Supervised:
@@ -137,12 +140,12 @@ def supervised(
         run.kill()
 
 
-def wait_for(condition: Callable[[], Any], seconds: float) -> bool:
-    """Whether it comes true in that time."""
+def wait_for(condition: Callable[[], Found], seconds: float) -> Found:
+    """What it gives as soon as that is true, or its last answer if it never is in that time."""
     end = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.02)
-    return bool(found)
+    return found
 
 
 def state(pid: int) -> str:

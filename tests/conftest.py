@@ -6,7 +6,7 @@ import gc
 import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)  # or one process would end long after the others
 
 
+def _kill_one(pid: int, number: int, send: Callable[[int, int], None] = os.kill) -> None:
+    """`os.kill` of one process: 0 and -1 are pytest's own group and all processes, which would end too."""
+    if pid <= 0:
+        raise ValueError(f"signal {number} for process {pid}: expected the number of one process")
+    send(pid, number)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr != "gpu":  # results are compared to the bit, and many processes run at once
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -86,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in ((signal.SIGHUP, lambda *_: None), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    os.kill = _kill_one
     config.addinivalue_line("markers", "same_bits: needs a machine whose numbers do not depend on the batch")
 
 

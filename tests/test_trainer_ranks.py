@@ -81,9 +81,10 @@ def test_ranks_that_are_lost_change_nothing(folder: Path, undisturbed: dict[str,
     ledger = folder / "lost" / "ledger.jsonl"
     with supervised(argv(folder, "lost", *slow)) as process:
         for event, number in (("sealed", signal.SIGKILL), ("trained", signal.SIGSTOP)):
-            seen = wait_for(lambda e=event: ledger.exists() and f'"{e}"' in ledger.read_text(), LIMIT)  # type: ignore[misc]
-            assert seen and wait_for(lambda: second(process), LIMIT), process.output
-            os.kill(second(process) or 0, number)
+            assert wait_for(lambda e=event: ledger.exists() and f'"{e}"' in ledger.read_text(), LIMIT)  # type: ignore[misc]
+            rank = wait_for(lambda: second(process), LIMIT)
+            assert rank, process.output
+            os.kill(rank, number)
         assert process.wait(LIMIT) == 0 and process.left() == [], process.output
     lost = [line for _, line in process.lines if line.startswith("silva: ")]
     assert lost == ["silva: trainer ended with exit code 1: it is started again"] * 2
