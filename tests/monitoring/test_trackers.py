@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import sqlite3
 import subprocess
@@ -39,12 +40,13 @@ def played(folder: Path, resume: int | None, **sink: object) -> str:
 
 
 def test_wandb_keeps_steps_samples_and_the_id_of_a_resumed_run(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from silva.monitoring.wandb_runs import offline, records
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     said = [played(tmp_path, resume, type="wandb", project="p") for resume in STEPS]
     assert not [line for line in said if "off from here" in line or "could not" in line]
+    wandb.teardown()  # its process writes what is left of a file after `finish` has returned
     files = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert len(files) == 2
     runs = [offline(file) for file in files]
@@ -56,6 +58,35 @@ def test_wandb_keeps_steps_samples_and_the_id_of_a_resumed_run(tmp_path, monkeyp
     assert len(samples) == 2  # of step 1
     assert samples[0]["prompt"].startswith("[user] You stand at P")
     assert {row["step"] for row in samples} == {1}
+
+
+def test_mlflow_keeps_metrics_the_configuration_and_tables_of_one_run(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)  # where MLflow puts artifacts of a database
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    uri = f"sqlite:///{tmp_path}/kept.db"
+    said = [played(tmp_path / "run", resume, type="mlflow", uri=uri, experiment="walks") for resume in STEPS]
+    assert not [line for line in said if "off from here" in line or "could not" in line]
+    kept = MlflowClient(tracking_uri=uri)
+    (run,) = kept.search_runs([kept.get_experiment_by_name("walks").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"trainer.optimizer.lr": "1e-05"}
+    assert run.data.tags["silva.warning"] == "mind the gap"
+    history = {
+        key: [(each.step, each.value) for each in kept.get_metric_history(run.info.run_id, key)]
+        for key in run.data.metrics
+    }
+    assert history == {
+        "reward/raw": [(1, 0.25), (2, 0.5), (2, 0.5), (3, 0.75)],
+        "eval/lake/pass_at_4": [(1, 0.5), (2, 0.5), (2, 0.5), (3, 0.5)],
+    }
+    assert [each.path for each in kept.list_artifacts(run.info.run_id, "samples")] == ["samples/step_1.json"]
+    table = json.loads(Path(run.info.artifact_uri, "samples", "step_1.json").read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["step"] for row in rows] == [1, 1]
+    assert rows[0]["prompt"].startswith("[user] You stand at P")
 
 
 def test_trackio_keeps_both_parts_of_a_run_under_one_name(tmp_path):
@@ -77,4 +108,9 @@ def test_trackio_keeps_both_parts_of_a_run_under_one_name(tmp_path):
     with sqlite3.connect(next(kept.rglob("p.db"))) as database:
         rows = database.execute("select run_name, step, metrics from metrics").fetchall()
     assert len({name for name, _, _ in rows}) == 1
-    assert {step for _, step, metrics in rows if b"reward/raw" in bytes(metrics)} == {1, 2, 3}
+    logged = [(step, json.loads(metrics)) for _, step, metrics in rows]
+    steps = {step: each["reward/raw"] for step, each in logged if "reward/raw" in each}
+    assert steps == {1: 0.25, 2: 0.5, 3: 0.75}
+    ((step, table),) = [(step, each["samples"]) for step, each in logged if "samples" in each]
+    assert step == 1 and [row["step"] for row in table["_value"]] == [1, 1]
+    assert table["_value"][0]["prompt"].startswith("[user] You stand at P")
