@@ -204,10 +204,6 @@ def describe(plan: Plan, foretold: Mapping[int, Mapping[str, float]] = MappingPr
         f"{evaluations} evaluations of {plan.eval_episodes} held-out episodes",
         *needs,
         *(f"at level {level}: {in_words_of(numbers)}" for level, numbers in foretold.items()),
-        foretold
-        and rollout.max_async_level not in foretold
-        and f"at level {rollout.max_async_level}: nothing is foretold, and [plan] is as it was, since no "
-        "request of the probe was answered",
     ]
     return "\n".join([
         *(f"WARNING: {warning}" for warning in plan.warnings),

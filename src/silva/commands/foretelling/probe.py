@@ -15,15 +15,16 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from silva.commands.checks import check
 from silva.commands.common import as_resolved
-from silva.commands.foretelling.rates import Recording
+from silva.commands.foretelling.rates import fitted
 from silva.commands.foretelling.recorded import RecordedEngine, RecordedRollout, TimedStep
+from silva.commands.foretelling.schedule import Schedule
 from silva.commands.supervise import supervise
 from silva.commands.train import prepare
 from silva.config.load import Resolved
@@ -31,7 +32,7 @@ from silva.config.saved import saved_values, toml
 from silva.config.schema import RunConfig
 from silva.config.sections import Foretold
 from silva.errors import CapabilityError, SilvaError
-from silva.monitoring.alerts.foretold import found
+from silva.monitoring.alerts.foretold import PHASES, found, together
 from silva.orchestrator.rl import Loop
 from silva.placement.supervisor import INTERRUPTED
 from silva.ports import CLOCK
@@ -41,7 +42,8 @@ from silva.storage.metrics import read_metrics
 
 LEVELS = (0, 1, 2)
 AT_LEVEL_0 = 0.4  # of the seconds
-LEAST = 2  # steps of level 0, the first of which loads and compiles
+LEAST = 2  # steps of level 0
+PLAYED, LEFT_OUT = 20, 4  # steps in virtual time that are counted, and before them at least
 STEPS = 10_000  # of the probe's run, which is ended before
 FILE = "foretold.json"
 Numbers = Mapping[str, float]
@@ -73,9 +75,8 @@ def foretell(config: RunConfig, seconds: float) -> dict[int, Numbers]:
 
 
 def planned(resolved: Resolved, foretold: Mapping[int, Numbers]) -> Resolved:
-    """The configuration with what is foretold for its level; as it was if that is nothing."""
-    if not (numbers := foretold.get(resolved.config.rollout.max_async_level)):
-        return resolved
+    """The configuration with what is foretold for its level."""
+    numbers = foretold[resolved.config.rollout.max_async_level]
     plan = Foretold(**{name: float(f"{value:.4g}") for name, value in numbers.items()})
     config = resolved.config.model_copy(update={"plan": plan})
     return dataclasses.replace(
@@ -128,8 +129,7 @@ async def _play(resolved: Resolved, folder: Any, seconds: float) -> dict[int, Nu
         probe = LoopProbe(loop, engine, seconds)
         with contextlib.suppress(_Over):
             await loop.run(probe.step)
-        rows = {int(row["step"]): row for row in read_metrics(folder.metrics) if row["step"] > 0}
-        return probe.foretold(rows)
+        return probe.foretold([row for row in read_metrics(folder.metrics) if row["step"] > 0])
 
 
 class _Over(Exception):
@@ -140,12 +140,11 @@ class LoopProbe:
     """Watches a loop, step by step, and raises its level when level 0 has been seen."""
 
     def __init__(self, loop: Loop, engine: RecordedEngine, seconds: float) -> None:
-        self._loop, self._engine, self._seconds = loop, engine, seconds
+        self._loop, self._works, self._seconds = loop, engine.works, seconds
         self._queue = queue = loop.parts.buffer.work
         self._steps = list[TimedStep]()
         self._began = self._last = CLOCK.monotonic()
-        self._known = 0, 0  # tokens in rows, and works, after the step before
-        queue.rollout = self._rollout = RecordedRollout(queue.rollout)
+        queue.rollout = RecordedRollout(queue.rollout, engine.works)
         queue.level, queue.max_updates = 0, None
         config, shared = loop.parts.config, loop.parts.trainer.capabilities.publishes == "shared"
         stale = config.algorithm.on_policy and config.algorithm.rollout_correction is None
@@ -155,36 +154,40 @@ class LoopProbe:
     def step(self) -> None:
         """A step is done."""
         now, phases = CLOCK.monotonic(), self._loop.parts.phases.step
-        rollout, train, publish = (phases[name] for name in ("rollout", "train", "publish"))
+        rollout, train, publish = (phases[name] for name in PHASES)
         passed = rollout + train + publish
-        began = self._last if self._steps else now - passed
-        rows, issued = self._loop.state.tokens_in_rows, len(self._rollout.works)
-        rest = max(0.0, now - began - passed)
-        self._steps.append(
-            TimedStep(self._queue.level, began, rollout, train, publish, rest,
-                 row_tokens=rows - self._known[0], issued=issued - self._known[1])
-        )  # fmt: skip
-        self._known, self._last = (rows, issued), now
-        elapsed = now - self._began
+        began = self._last if self._steps else now - passed  # an evaluation is before the first
+        self._steps.append(TimedStep(
+            self._queue.level, began, rollout, train, publish, rest=max(0.0, now - began - passed),
+            rows=self._loop.state.tokens_in_rows - sum(step.rows for step in self._steps),
+            issued=len(self._works) - sum(step.issued for step in self._steps),
+        ))  # fmt: skip
+        self._last, elapsed, highest = now, now - self._began, min(1, self.levels[-1])
         if len(self._steps) < LEAST:
             return
-        if elapsed + passed / 2 > self._seconds:  # most of the next step would come too late
-            raise _Over
-        if len(self.levels) > 1 and elapsed > AT_LEVEL_0 * self._seconds:
-            self._queue.level = 1
+        if self._queue.level == highest and elapsed + passed / 2 > self._seconds:
+            raise _Over  # most of the next step would come too late
+        if elapsed > AT_LEVEL_0 * self._seconds:
+            self._queue.level = highest
 
-    def foretold(self, rows: Mapping[int, Mapping[str, Any]]) -> dict[int, Numbers]:
+    def foretold(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Numbers]:
         """By level. `rows`: the metrics of the steps."""
-        placement, cores = self._loop.parts.config.placement, len(os.sched_getaffinity(0))
-        share = min(1.0, cores / (2 * (placement.threads or cores)))
-        works = self._rollout.works
-        ids = {work.id for work in works}
-        requests = [each for each in self._engine.requests if each.session.partition("/")[0] in ids]
-        recording = Recording(self._steps, works, requests, self._queue.batch, self._last, share)
-        measured = [rows[number] for number, step in enumerate(self._steps, 1) if step.level == 0]
-        whole = found(list(rows.values()))
-        at_0 = found(measured[1:] or measured)
-        told: dict[int, Numbers] = {0: {**at_0, "memory": whole["memory"]}}
-        for level in self.levels[1:] if any(each.tokens for each in requests) else ():
-            told[level] = {**at_0, **found(recording.foretold(level)), "memory": whole["memory"]}
+        works, batch = list(self._works.values()), self._queue.batch
+        apart = sum(step.level == 0 for step in self._steps)
+        first, later = self._steps[1:apart], self._steps[apart:]  # the very first loads and compiles
+        told: dict[int, Numbers] = {0: found(rows[1:apart])}
+        rates = fitted(self._steps, [request for work in works for request in work.requests])
+        for level in self.levels[1:]:
+            schedule = Schedule(
+                [work for work in works if work.ended is not None],
+                rates,
+                refills=[max(0, step.issued - batch) for step in first],
+                batch=batch,
+                level=level,
+                publish=fmean(step.publish for step in later),
+                rest=fmean(step.rest for step in later),
+            )
+            begins = max(LEFT_OUT, 2 * level)  # all that began together at first is taken by then
+            played = [schedule.step() for _ in range(begins + PLAYED)]
+            told[level] = found(rows[1:]) | together(played[begins:])
         return told

@@ -1,10 +1,9 @@
-"""What a probe sees of a run: its steps, and when each request to the engine began and ended."""
+"""What a probe sees of a run: its steps, its work, and when each request to the engine began and ended."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from silva.monitoring.trace import Trace
 from silva.monitoring.traced import TracedEngine
@@ -13,30 +12,37 @@ from silva.protocols import Engine, Rollout, Work
 from silva.types import Completion, Group, SamplingParams
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class TimedRequest:
-    """`session`: the id of an episode, which begins with that of its work. `ended`: NaN while it is in
-    flight. `failed`: it raised or was cancelled."""
+    """`after`: the request of its session that ended last before it began. `tokens`: 0 if it failed."""
 
-    session: str
+    after: TimedRequest | None
     began: float
-    ended: float = math.nan
-    tokens: int = 0
-    failed: bool = False
+    ended: float
+    tokens: int
 
 
 @dataclass(eq=False)
 class TimedWork:
-    """The episodes of a task."""
+    """The episodes of a task. `ended`: None while they are played."""
 
-    id: str
     began: float
-    ended: float = math.nan
+    ended: float | None = None
+    requests: list[TimedRequest] = field(default_factory=list)
+
+    @property
+    def closing(self) -> float:
+        """Seconds after its last request; only where it has ended."""
+        assert self.ended is not None
+        return max(0.0, self.ended - max((each.ended for each in self.requests), default=self.began))
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Its seconds, in the order in which they pass; `rest` is what follows the last phase."""
+    """Its seconds, in the order in which they pass; `rest` is what follows the last phase.
+
+    `rows`: tokens in them. `issued`: pieces of work.
+    """
 
     level: int
     began: float
@@ -44,44 +50,39 @@ class TimedStep:
     train: float
     publish: float
     rest: float
-    row_tokens: int
-    issued: int  # pieces of work
-
-    @property
-    def training(self) -> tuple[float, float]:
-        """When the trainer was at work: begin and end."""
-        begin = self.began + self.rollout
-        return begin, begin + self.train + self.publish
+    rows: int
+    issued: int
 
 
 class RecordedEngine(TracedEngine):
-    """Implements `protocols.Engine` over another one, and notes requests."""
+    """Implements `protocols.Engine` over another one, and notes the requests of `works`, by their ids."""
 
     def __init__(self, inner: Engine) -> None:
         super().__init__(inner, Trace(None))
-        self.requests = list[TimedRequest]()
+        self.works = dict[str, TimedWork]()
+        self._last = dict[str, TimedRequest]()  # of each session
 
     async def sample(self, tokens: Sequence[int], params: SamplingParams, *, session: str = "") -> Completion:
-        self.requests.append(request := TimedRequest(session, CLOCK.monotonic()))
+        after, began, count = self._last.get(session), CLOCK.monotonic(), 0
         try:
             found = await super().sample(tokens, params, session=session)
-            request.tokens = len(found.tokens)
+            count = len(found.tokens)
             return found
-        except BaseException:
-            request.failed = True
-            raise
         finally:
-            request.ended = CLOCK.monotonic()
+            if work := self.works.get(session.partition("/")[0]):  # none of an evaluation
+                request = TimedRequest(after, began, CLOCK.monotonic(), count)
+                self._last[session] = request
+                work.requests.append(request)
 
 
 class RecordedRollout:
-    """Implements `protocols.Rollout` over another one, and notes pieces of work."""
+    """Implements `protocols.Rollout` over another one, and notes pieces of work in `works`."""
 
-    def __init__(self, inner: Rollout) -> None:
-        self._inner, self.works = inner, list[TimedWork]()
+    def __init__(self, inner: Rollout, works: dict[str, TimedWork]) -> None:
+        self._inner, self._works = inner, works
 
     async def run(self, work: Work) -> AsyncIterator[Group]:
-        self.works.append(timed := TimedWork(work.id, CLOCK.monotonic()))
+        self._works[work.id] = timed = TimedWork(CLOCK.monotonic())
         async for group in self._inner.run(work):
             yield group
         timed.ended = CLOCK.monotonic()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from silva.config.sections import Foretold
 
+Row = Mapping[str, Any]
 PHASES = ("rollout", "train", "publish")
 NAMES: Mapping[str, tuple[str, str]] = {
     "seconds": ("a step", " s"),
@@ -21,80 +22,62 @@ NAMES: Mapping[str, tuple[str, str]] = {
     "memory": ("peak memory of the loop's process", " GiB"),
 }
 """What is foretold, in words, and its unit."""
-SHARES = ("engine_idle", "trainer_idle")
 
 
-def found(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def found(rows: Iterable[Row]) -> dict[str, float]:
     """These numbers of the rows of steps; without those that no row has."""
-    steps = list(filter(is_planned, rows))
-    if not steps:
-        return {}
+    return together([_of_step(row) for row in rows if is_planned(row)])
 
-    def middle(key: str) -> float | None:
-        values = [row[key] for row in steps if row.get(key) is not None]
-        return median(values) if values else None
 
-    sampled = [row["rollout/sampled_tokens"] for row in steps if "rollout/sampled_tokens" in row]
-    memory = [row["perf/peak_memory_bytes"] for row in steps if "perf/peak_memory_bytes" in row]
-    known = {
-        "seconds": median(map(seconds_of, steps)),
-        "sampling": middle("perf/seconds/rollout"),
-        "training": middle("perf/seconds/train"),
-        "publishing": middle("perf/seconds/publish"),
-        "engine_idle": middle("perf/idle/engine"),
-        "trainer_idle": middle("perf/idle/trainer"),
-        "age": fmean(map(_age, steps)),
-        "tokens": fmean(sampled) if sampled else None,
-        "memory": max(memory) / 2**30 if memory else None,
+def together(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number, which says how long a run takes where steps differ; of memory, the peak."""
+    values = {name: [step[name] for step in steps if name in step] for name in NAMES}
+    return {name: (max if name == "memory" else fmean)(each) for name, each in values.items() if each}
+
+
+def _of_step(row: Row) -> dict[str, float]:
+    age, peak = "train/share/age", row.get("perf/peak_memory_bytes")
+    shares = {int(key.removeprefix(age).rstrip("+")): row[key] or 0.0 for key in row if key.startswith(age)}
+    numbers = {
+        "seconds": seconds_of(row),
+        "sampling": row.get("perf/seconds/rollout"),
+        "training": row.get("perf/seconds/train"),
+        "publishing": row.get("perf/seconds/publish"),
+        "engine_idle": row.get("perf/idle/engine"),
+        "trainer_idle": row.get("perf/idle/trainer"),
+        "age": sum(versions * share for versions, share in shares.items()),
+        "tokens": row.get("rollout/sampled_tokens"),
+        "memory": None if peak is None else peak / 2**30,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in numbers.items() if value is not None}
 
 
-def is_planned(row: Mapping[str, Any]) -> bool:
+def is_planned(row: Row) -> bool:
     """Whether it is of a step of RL: supervised steps and evaluations have no rollout."""
     return row.get("perf/seconds/rollout") is not None
 
 
-def seconds_of(row: Mapping[str, Any]) -> float:
+def seconds_of(row: Row) -> float:
     """Of a step, without evaluation and checkpoint."""
     return sum(row.get(f"perf/seconds/{phase}") or 0.0 for phase in PHASES)
 
 
-def _age(row: Mapping[str, Any]) -> float:
-    key = "train/share/age"
-    return sum(int(name[len(key) :].rstrip("+")) * (share or 0.0)
-               for name, share in row.items() if name.startswith(key))  # fmt: skip
-
-
 def in_words_of(numbers: Mapping[str, float]) -> str:
-    return ", ".join(f"{words} {_shown(numbers[name], unit)}" for name, (words, unit) in NAMES.items()
-                     if name in numbers)  # fmt: skip
+    return ", ".join(f"{NAMES[name][0]} {_shown(name, value)}" for name, value in numbers.items())
 
 
-def off(name: str, planned: float, came: float) -> float:
-    """By how much a number was planned too high: a share of what came; of shares and ages, and where nothing
-    came, the difference."""
-    return planned - came if name in (*SHARES, "age") or not came else planned / came - 1
-
-
-def lines(plan: Foretold, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def lines(plan: Foretold, rows: Iterable[Row]) -> list[str]:
     """How wrong the plan was, a line a number."""
-    came, said = found(rows), list[str]()
-    for name, (words, unit) in NAMES.items():
-        planned = getattr(plan, name)
-        if planned is None or name not in came:
-            continue
-        wrong = off(name, planned, came[name])
-        if name == "age":
-            error = f"{wrong:+.2f}"
-        elif unit == "%" or came[name]:
-            error = f"{wrong:+.0%}{' points' if unit == '%' else ''}"
-        else:
-            error = f"{wrong:+.3g}{unit}"
-        both = f"{_shown(planned, unit)} foretold, {_shown(came[name], unit)} found"
-        said.append(f"plan: {words}: {both} ({error})")
+    said = list[str]()
+    for name, came in found(rows).items():
+        if (planned := getattr(plan, name)) is not None:
+            share = came and name not in ("engine_idle", "trainer_idle", "age")
+            error = f" ({planned / came - 1:+.0%})" if share else ""
+            both = f"{_shown(name, planned)} foretold, {_shown(name, came)} found"
+            said.append(f"plan: {NAMES[name][0]}: {both}{error}")
     return said
 
 
-def _shown(value: float, unit: str) -> str:
+def _shown(name: str, value: float) -> str:
+    unit = NAMES[name][1]
     return f"{value:.0%}" if unit == "%" else f"{value:,.0f}" if not unit else f"{value:.3g}{unit}"
