@@ -5,10 +5,9 @@
 
 Six runs of tiny models as three processes, with one thread each: `silva rl --dry-run --probe` foretells them
 once, and each level is then run. Seconds, memory and tokens are compared as shares of what came, idle shares
-in points, ages in versions. Each number is the median of the steps of a run (memory: the highest; tokens and
-ages: the mean), without those steps in which its batches in flight begin and end. A machine on which others
-work changes its speed between a probe and a run: `load` is the share of the time in which somebody waited
-for a core.
+in points, ages in versions. Each number is the mean of the steps of a run (memory: the highest), without
+those steps in which its batches in flight begin and end. A machine on which others work changes its speed
+between a probe and a run: `load` is the share of the time in which somebody waited for a core.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from common import Row, machine, parser, table, write
 from silva.commands.foretelling.probe import LEVELS, foretell
 from silva.config.load import load
 from silva.errors import NoSignalError
-from silva.monitoring.alerts.foretold import NAMES, SHARES, found, off
+from silva.monitoring.alerts.foretold import NAMES, found
 from silva.registries import REGISTRIES
 from silva.storage.metrics import read_metrics
 
@@ -42,6 +41,7 @@ CASES: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {  # keys of the envi
 }
 COMMON = ("--placement.type=services", "--placement.threads=1", "--no-algorithm.drop-zero-variance",
           "--monitoring.trace=true", "--model.width=128", "--rollout.group-size=4")  # fmt: skip
+SHARES = ("engine_idle", "trainer_idle")
 TARGETS = 0.10, 0.25  # of the median and of the worst
 
 
@@ -116,6 +116,11 @@ def rows_of(case: str, planned: Mapping[str, float], came: Mapping[str, float]) 
 def shown(planned: Mapping[str, float], came: Mapping[str, float]) -> list[str]:
     return [f"{planned[name]:.3g} / {came[name]:.3g} ({off(name, planned[name], came[name]):+.2f})"
             if name in planned and name in came else "" for name in NAMES]  # fmt: skip
+
+
+def off(name: str, planned: float, came: float) -> float:
+    """By how much a number was planned too high: a share of what came; of shares and ages the difference."""
+    return planned - came if name in (*SHARES, "age") or not came else planned / came - 1
 
 
 def verdict(rows: Sequence[Row]) -> str:

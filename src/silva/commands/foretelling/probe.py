@@ -4,9 +4,9 @@
                                               steps       steps      rates.py      schedule.py
 
 Level 0 is told as it was measured; the others, and that of the configuration, by the schedule in virtual
-time. A step is never cut short, so one that is longer than the probe makes it longer. The run itself is not
-touched: its folder, its weights and its state are those of another run. Not here: costs of a service, and
-what the episodes teach (plan.py).
+time. A step is never cut short, and there are at least two of each level, which may take longer than was
+asked for. The run itself is not touched: its folder, its weights and its state are those of another run. Not
+here: costs of a service, and what the episodes teach (plan.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from silva.storage.metrics import read_metrics
 
 LEVELS = (0, 1, 2)
 AT_LEVEL_0 = 0.4  # of the seconds
-LEAST = 2  # steps of level 0
+LEAST = 2  # steps of a level: the first of the run compiles, and that of level 1 begins two batches at once
 PLAYED, LEFT_OUT = 20, 4  # steps in virtual time that are counted, and before them at least
 STEPS = 10_000  # of the probe's run, which is ended before
 FILE = "foretold.json"
@@ -143,7 +143,6 @@ class LoopProbe:
         self._loop, self._works, self._seconds = loop, engine.works, seconds
         self._queue = queue = loop.parts.buffer.work
         self._steps = list[TimedStep]()
-        self._began = self._last = CLOCK.monotonic()
         queue.rollout = RecordedRollout(queue.rollout, engine.works)
         queue.level, queue.max_updates = 0, None
         config, shared = loop.parts.config, loop.parts.trainer.capabilities.publishes == "shared"
@@ -156,15 +155,15 @@ class LoopProbe:
         now, phases = CLOCK.monotonic(), self._loop.parts.phases.step
         rollout, train, publish = (phases[name] for name in PHASES)
         passed = rollout + train + publish
-        began = self._last if self._steps else now - passed  # an evaluation is before the first
+        began = self._steps[-1].ended if self._steps else now - passed  # an evaluation is before the first
         self._steps.append(TimedStep(
-            self._queue.level, began, rollout, train, publish, rest=max(0.0, now - began - passed),
+            self._queue.level, began, rollout, train, publish, ended=now,
             rows=self._loop.state.tokens_in_rows - sum(step.rows for step in self._steps),
             issued=len(self._works) - sum(step.issued for step in self._steps),
         ))  # fmt: skip
-        self._last, elapsed, highest = now, now - self._began, min(1, self.levels[-1])
-        if len(self._steps) < LEAST:
+        if sum(step.level == self._queue.level for step in self._steps) < LEAST:
             return
+        elapsed, highest = now - self._steps[0].began, min(1, self.levels[-1])
         if self._queue.level == highest and elapsed + passed / 2 > self._seconds:
             raise _Over  # most of the next step would come too late
         if elapsed > AT_LEVEL_0 * self._seconds:

@@ -39,19 +39,21 @@ class TimedWork:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Its seconds, in the order in which they pass; `rest` is what follows the last phase.
-
-    `rows`: tokens in them. `issued`: pieces of work.
-    """
+    """Its phases in seconds, in the order in which they pass. `rows`: tokens in them. `issued`: works."""
 
     level: int
     began: float
     rollout: float
     train: float
     publish: float
-    rest: float
+    ended: float
     rows: int
     issued: int
+
+    @property
+    def rest(self) -> float:
+        """Seconds after the last phase."""
+        return max(0.0, self.ended - self.began - self.rollout - self.train - self.publish)
 
 
 class RecordedEngine(TracedEngine):
