@@ -26,8 +26,9 @@ from silva.evaluation.statistics import Estimate
 
 FILES = Path(__file__).parent / "environments" / "worlds"
 TINY = ("bandit", "frozen_lake", "sokoban", "countdown", "hanoi", "wordle", "alphabet_sort")
+INSTALLED = ("textworld",)  # tiny models too; needs pip install 'silva[adventures]'
 PRETRAINED = ("connections", "wiki_search", "maths", "search", "webshop", "alfworld", "metamath")
-WORLDS = (*TINY, *PRETRAINED)
+WORLDS = (*TINY, *INSTALLED, *PRETRAINED)
 BASELINES = ("model", "random")
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,21 +19,46 @@ from silva.compute import ComputeThread
 from silva.config.load import load
 from silva.config.plugins import load_object
 from silva.registries import REGISTRIES
+from silva.storage.rollouts import read_rollouts, rollouts_in
 
 EXAMPLES = ROOT / "examples"
+CHAIN = ["sft", "rl", "eval"]
+
+
+class Shortest(NamedTuple):
+    """The example of a system that takes least, and what a step of a model that knows nothing must show."""
+
+    name: str
+    turns: set[int]
+    """Of its held-out episodes."""
+    metrics: set[str]
+    """What its world and its recipe log, beside the metrics of every run."""
+    tools: frozenset[str] = frozenset()
+    branches: bool = False
+    advantages: float = 0.0
+    """Their sum in each group."""
+    flags: tuple[str, ...] = ()
+
+
 SHORTEST = {
-    "MinRL": "hanoi",
-    "RAGEN": "countdown",
-    "PRIME-RL": "alphabet_sort",
-    "ARPO": "branching",
-    "Act-PRM": "act_prm",
+    "MinRL": Shortest("hanoi", {10}, {"environment/hanoi/action_is_effective", "train/clipped"}),
+    "RAGEN": Shortest("countdown", {1}, {"environment/countdown/action_is_valid", "train/clipped"}),
+    "PRIME-RL": Shortest("alphabet_sort", {1, 2}, {"environment/alphabet_sort/exact", "train/clipped"}),
+    "ARPO": Shortest(
+        "branching",
+        {3},
+        {"environment/calculator/answered", "train/clipped"},
+        frozenset({"calculator"}),
+        branches=True,
+        flags=("--rollout.initial_rollouts", "1"),
+    ),
+    "Act-PRM": Shortest("act_prm", {9}, {"environment/key_door/action_prob", "train/kl"}, advantages=1.0),
 }
-"""The example of each system that takes least."""
 FEW = shlex.split(
     "--steps 1 --rollout.groups_per_step 2 --rollout.group_size 4 --eval.tasks 2 --eval.every 0 "
     "--model.type tiny --model.layers 1 --model.width 32 --model.heads 2 --model.kv_heads 2 "
     "--rollout.limits.max_turn_tokens 48 --rollout.limits.max_episode_tokens 2048 "
-    "--trainer.self_check false --checkpoint.every 0 "
+    "--trainer.self_check false --checkpoint.every 0 --algorithm.drop_zero_variance false "
     "--monitoring.terminal off --monitoring.report false --monitoring.tensorboard false"
 )
 SHORT_WARM_START = shlex.split("--warm_start.steps 1 --warm_start.episodes_per_step 2")
@@ -73,15 +99,64 @@ def test_the_images_copy_files_that_exist(kind: str) -> None:
 def test_the_command_of_an_example_plays_learns_and_evaluates(
     system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first run of its page, with a model that has learned nothing: so rewards may teach it nothing."""
-    page = EXAMPLES / SHORTEST[system] / "README.md"
+    """The first run of its page, with a model that has learned nothing: so it may end with 3."""
+    example = SHORTEST[system]
+    page = EXAMPLES / example.name / "README.md"
     shown = next(words for block in blocks(page) for words in commands(block) if words[1:2] == ["rl"])
     monkeypatch.chdir(ROOT)
     warm = SHORT_WARM_START if load(shown[2:], REGISTRIES, env={}).config.warm_start else []
-    assert main([*shown[1:], *FEW, *warm, "--name", "run", "--output_dir", str(tmp_path)]) in (0, 3)
+    few = [*FEW, *warm, *example.flags, "--name", "run", "--output_dir", str(tmp_path)]
+    assert main([*shown[1:], *few]) in (0, 3)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert [row["step"] for row in metrics(tmp_path / "run")][-1] == 1
     assert all(each["n"] == 2 for key in ("eval_before", "eval_after") for each in summary[key])
+    last = metrics(tmp_path / "run")[-1]
+    assert last["step"] == 1 and last["train/trained_tokens"] > 0 and example.metrics <= last.keys()
+    rows = list(read_rollouts(rollouts_in(tmp_path / "run" / "rollouts")[1]))
+    assert {len(row.trajectory.turns) for row in rows if row.status == "eval"} <= example.turns
+    assert {tool.name for row in rows for tool in row.trajectory.observation.tools} == example.tools
+    trained = [row for row in rows if row.status == "trained"]
+    assert any(row.trajectory.parent for row in trained) == example.branches
+    for group in {row.group for row in trained}:
+        advantages = [row.advantage for row in trained if row.group == group]
+        assert len(advantages) == 4 and sum(advantages) == pytest.approx(example.advantages, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_supervised_run_then_rl_from_it_then_the_series(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three commands of a page, each of which takes over from the one before it."""
+    page = EXAMPLES / "alphabet_sort" / "README.md"
+    lines = next(lines for lines in map(commands, blocks(page)) if [line[1] for line in lines] == CHAIN)
+    for folder in ("examples", "benchmarks", "configs"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    monkeypatch.chdir(tmp_path)
+    small = "--eval.tasks 2 --eval.every 0 --monitoring.terminal off --monitoring.report false "
+    few = {
+        "sft": f"--warm_start.steps 2 --warm_start.episodes_per_step 2 --checkpoint.every 0 {small}",
+        "rl": f"--steps 2 --rollout.groups_per_step 1 --rollout.group_size 2 --checkpoint.every 1 {small}",
+        "eval": "--tasks 2 --name series",
+    }
+    for words in lines:
+        assert main([*words[1:], *shlex.split(few[words[1]])]) in (0, 3)
+    supervised, begun = (played(tmp_path / "runs" / f"alphabet_sort_{name}") for name in ("sft", "rl"))
+    assert begun[0] == supervised[2] != supervised[0]
+    series = json.loads((tmp_path / "evals" / "series" / "summary.json").read_text())
+    assert list(series["models"]) == ["1", "2"]
+
+
+def played(run: Path) -> dict[int, list[tuple[int, ...]]]:
+    """The tokens of the held-out episodes by step."""
+    return {
+        step: [
+            segment.tokens
+            for row in read_rollouts(file)
+            if row.status == "eval"
+            for turn in row.trajectory.turns
+            for segment in turn.segments
+        ]
+        for step, file in rollouts_in(run / "rollouts").items()
+    }
 
 
 @pytest.mark.slow
