@@ -249,4 +249,4 @@ def loaded(
 
 
 def say(text: str, console: Console | None) -> None:
-    (console or Console()).print(printable(text), soft_wrap=True, highlight=False, markup=False)
+    (console or Console()).print(printable(text), soft_wrap=True, highlight=False, markup=False, emoji=False)

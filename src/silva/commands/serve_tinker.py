@@ -53,10 +53,9 @@ def serve_tinker(config: RunConfig, given: Given) -> int:
     """Serve the model of a configuration until the process is told to end."""
     try:
         from silva.server.tinker.keys import ApiKeys
-        from silva.server.tinker.messages import TAKES
+        from silva.server.tinker.messages import MAX_BODY, TAKES
         from silva.server.tinker.quotas import Quotas
         from silva.server.tinker.ranks import following
-        from silva.server.tinker.server import MAX_BODY
         from silva.wire.guard import Guard
     except ModuleNotFoundError as error:
         raise CapabilityError(f"silva serve tinker needs {error.name}: {EXTRA}") from error

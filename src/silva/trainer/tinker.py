@@ -218,7 +218,7 @@ class TinkerTrainer:
             ) from error
         if model != self._adapter.model:
             raise CheckpointError(f"{path}: got weights of {model}, expected those of {self._adapter.model}")
-        with faults(f"load {kept}"):
+        with faults(f"load {kept}", own=False):
             self._client = await self._reached.create_training_client_from_state_with_optimizer(kept)
         self.version, self._last = version, None
 
@@ -244,7 +244,7 @@ class TinkerTrainer:
         if self._client is None:
             adapter = self._adapter
             begins = self._settings.weights
-            with faults(f"train {begins or adapter.model}"):
+            with faults(f"train {begins or adapter.model}", own=False):
                 if begins:
                     await self._check_begins(begins)
                     made = self._reached.create_training_client_from_state(begins)

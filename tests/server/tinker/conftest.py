@@ -18,10 +18,10 @@ from tests.server.running import asking
 from tests.server.tinker.doubles import ScriptedRuns, ScriptedSampler
 
 from silva.server.tinker.keys import ApiKeys
-from silva.server.tinker.messages import TAKES
+from silva.server.tinker.messages import MAX_BODY, TAKES
 from silva.server.tinker.quotas import Quotas
 from silva.server.tinker.routes import ServedModel
-from silva.server.tinker.server import MAX_BODY, TinkerServer
+from silva.server.tinker.server import TinkerServer
 from silva.wire.guard import Guard
 from silva.wire.listening import Bind, serve
 
@@ -49,10 +49,15 @@ class Service:
                 self.database,
             )  # fmt: skip
             async with server.working():
+                self._loop, self._tables = asyncio.get_running_loop(), server._tables
                 admits = server.admitting(ApiKeys([]))
                 yield Guard(server.app, Bind(), key="", log=log, max_body=MAX_BODY,
                             takes=("application/json", TAKES), admits=admits)  # fmt: skip
             self.runs.hold.set()
+
+    def change(self, query: str) -> int:
+        """Rows that it changes in the database of a server in another thread."""
+        return asyncio.run_coroutine_threadsafe(self._tables.change(query), self._loop).result(20)
 
     @asynccontextmanager
     async def asked(self, key: str = KEY) -> AsyncIterator[httpx2.AsyncClient]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import zstandard
 
 from silva.server.tinker import messages
 from silva.trainer.tenants import Passed
@@ -160,3 +161,30 @@ def test_what_does_not_fit_is_refused_with_its_place(change, says):
 def test_what_is_no_message_is_refused(data):
     with pytest.raises(HttpError):
         messages.parse_pass(data)
+
+
+def test_a_body_that_was_compressed_is_opened_up_to_a_size():
+    data = bytes(range(256)) * 4000
+    frame = zstandard.ZstdCompressor().compress(data)
+    assert messages.opened(frame, "zstd") == messages.opened(data, "identity") == data
+    assert messages.opened(frame, "zstd", len(data)) == data
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 27))
+    assert len(bomb) < 1 << 14
+    params = zstandard.ZstdCompressionParameters(window_log=24)
+    wide = zstandard.ZstdCompressor(compression_params=params).compressobj()
+    for body, coding, status, words in (
+        (bomb, "zstd", 413, "expected at most 1024000 bytes when it is opened"),
+        (frame[:-9], "zstd", 400, "frame of zstd"),
+        (frame + b"more", "zstd", 400, "frame of zstd"),
+        (frame + frame, "zstd", 400, "frame of zstd"),
+        (b"", "zstd", 400, "frame of zstd"),
+        (data, "zstd", 400, "no frame of zstd"),
+        (wide.compress(data) + wide.flush(), "zstd", 400, "no frame of zstd .*memory"),
+        (frame, "gzip", 415, "Content-Encoding: got 'gzip', expected zstd or none"),
+        (frame, "zstd, zstd", 415, "expected zstd or none"),
+    ):
+        with pytest.raises(HttpError, match=words) as found:
+            messages.opened(body, coding, len(data))
+        assert found.value.status == status
+    with pytest.raises(HttpError, match="at most 1023999 bytes"):
+        messages.opened(frame, "zstd", len(data) - 1)

@@ -13,6 +13,7 @@ from chaos_tinker import free_port
 from tests.server.running import certificate
 from tests.server.tinker.conftest import Service
 
+from silva.server.tinker import messages
 from silva.wire.listening import Bind
 
 tinker = pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
@@ -132,8 +133,16 @@ def test_a_loss_that_is_traced_runs_in_the_client(client, trained):
     assert step(trained).result().metrics["gradient:mean"] == 4.0
 
 
-def test_a_call_of_10_000_datums_is_one_gradient(trained, service):
-    before = len(service.runs.together)
+def test_a_call_of_10_000_datums_is_one_gradient(trained, service, monkeypatch):
+    """Its parts are compressed on their way."""
+    before, sent, opened = len(service.runs.together), [], messages.opened
+
+    def noted(data, coding):
+        found = opened(data, coding)
+        sent.append((coding, len(found) / len(data) > 10))
+        return found
+
+    monkeypatch.setattr(messages, "opened", noted)
     found = trained.forward_backward([ce(1.0, (n, n)) for n in range(10_000)], "cross_entropy").result()
     assert len(found.loss_fn_outputs) == 10_000
     assert [each["logprobs"].tolist()[0] for each in found.loss_fn_outputs[:8]] == [
@@ -148,6 +157,7 @@ def test_a_call_of_10_000_datums_is_one_gradient(trained, service):
     ]
     assert step(trained).result().metrics["gradient:mean"] == 10_000
     assert len(service.runs.together) - before == 10
+    assert sent == [("zstd", True)] * 10
 
 
 def test_a_wrong_datum_is_told_and_the_client_goes_on(trained):

@@ -22,7 +22,7 @@ from silva.errors import CapabilityError, ConfigError, EngineError, NoReply, Par
 from silva.protocols import EngineCapabilities
 from silva.types import Completion, CompletionStop, SamplingParams, Snapshot, TokenScores
 from silva.wire.requests import Limits, Requests, Usage
-from silva.wire.tinker import faults, service
+from silva.wire.tinker import Gone, faults, service
 from silva.wire.transport import Refused
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TinkerEngine:
         import tinker
 
         self._service = await asyncio.to_thread(service, self._settings.url, self._settings.key)
-        with faults("say which models it has"):
+        with faults("say which models it has", own=False):
             rest = tinker.RestClient(base_url=self._settings.url or None, api_key=self._settings.key)
             found = await rest.get_server_capabilities()
         models = {each.model_name: each for each in found.supported_models}
@@ -93,6 +93,8 @@ class TinkerEngine:
             ContextOverflow: the prompt leaves no room for a token.
             CapabilityError: a parameter that the service has not.
             NoReply: the service refused this request, or could not answer it.
+            PartLost: the sampler is not there any more.
+            ConfigError: there are no weights of that name.
         """
         self.capabilities.check_prompt(tokens)
         asked = self._params(params, self.capabilities.context - len(tokens))
@@ -204,7 +206,9 @@ class TinkerEngine:
         try:
             most = Usage(len(tokens), params.max_tokens)
             return await self.requests.call(send, seed=seed, most=most, usage=used)
-        except (Refused, PartLost) as error:  # if the service is gone the trainer's calls say so
+        except Gone:
+            raise
+        except (Refused, PartLost) as error:  # the next request may get its answer
             raise NoReply(str(error)) from error
 
     async def _current(self) -> SamplingClient:
@@ -212,9 +216,13 @@ class TinkerEngine:
         if self._sampler is None:
             assert self._service is not None  # after `connect`
             weights = self._settings.weights or None
-            self._sampler = await self._service.create_sampling_client(
-                weights, base_model=None if weights else self._model
-            )
+            try:
+                with faults(f"sample from {weights or self._model}", own=False):
+                    self._sampler = await self._service.create_sampling_client(
+                        weights, base_model=None if weights else self._model
+                    )
+            except Refused as error:
+                raise ConfigError(f"engine.{'weights' if weights else 'model'}: {error}") from error
         return self._sampler
 
 

@@ -61,7 +61,8 @@ class FutureResult:
 def failure(error: Exception) -> FutureResult:
     """What a client is told of a request that could not be done."""
     fault = fault_of(error)
-    user = isinstance(error, SilvaError) and not isinstance(error.__cause__, OF_DISK)
+    gone = isinstance(error, HttpError) and error.status == 410
+    user = isinstance(error, SilvaError) and not gone and not isinstance(error.__cause__, OF_DISK)
     return FutureResult({"error": fault.message, "category": "user" if user else "server"}, undone=True)
 
 

@@ -53,7 +53,7 @@ class TinkerListings:
 
     async def config(self, request: Request, owner: str) -> Any:
         parse(await request.body())
-        return {"parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": False, "pjwt_auth_enabled": False,
+        return {"parallel_fwdbwd_chunks": True, "proto_compress_fwdbwd": True, "pjwt_auth_enabled": False,
                 "custom_loss_server_side": False, "sample_use_retrieve_futures": False}  # fmt: skip
 
     async def dynamic_config(self, request: Request, owner: str) -> Any:

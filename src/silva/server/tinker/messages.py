@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import zstandard
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
@@ -20,6 +21,10 @@ from silva.trainer.tenants import Datum, Pass, Passed
 from silva.wire.guard import HttpError
 
 TAKES = "application/x-protobuf"
+MAX_BODY = 64 << 20
+"""Bytes of one request, opened or not: the SDK cuts calls into parts of 5 MB, but never a datum."""
+WINDOW = 8 << 20  # bytes that a decompressor has to remember (RFC 9659)
+PIECE = 1024  # bytes that are opened at once: 32 MiB at most
 DATUMS = 1024  # of one request; the SDK cuts its calls there too
 DTYPES = {1: np.float32, 2: np.int64, 3: np.int32}
 PACKAGE = "silva_tinker"
@@ -77,6 +82,37 @@ def _described() -> dict[str, type[Message]]:
 
 
 MESSAGES = _described()
+
+
+def opened(data: bytes, coding: str, most: int = MAX_BODY) -> bytes:
+    """A body as it was before it was compressed.
+
+    Args:
+        coding: "zstd", as the SDK sends it, or "identity" for none.
+        most: bytes of it.
+
+    Raises:
+        HttpError: another coding, more bytes, or what is no single frame of zstd.
+    """
+    if coding == "identity":
+        return data
+    if coding != "zstd":
+        raise HttpError(415, f"Content-Encoding: got {coding[:99]!r}, expected zstd or none")
+    found, size = list[bytes](), 0
+    try:
+        frame = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
+        for start in range(0, len(data), PIECE):
+            found.append(frame.decompress(data[start : start + PIECE]))
+            size += len(found[-1])
+            if size > most:
+                raise HttpError(
+                    413, f"the body is too large, expected at most {most} bytes when it is opened"
+                )
+    except zstandard.ZstdError as error:
+        raise HttpError(400, f"the body is no frame of zstd ({error})") from None
+    if not frame.eof or frame.unused_data:
+        raise HttpError(400, "the body is no single, whole frame of zstd")
+    return b"".join(found)
 
 
 def parse_pass(data: bytes) -> Any:

@@ -12,6 +12,7 @@ listings (listings.py), and keys, hosts and sizes (keys.py, wire/guard.py).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import sqlite3
@@ -80,6 +81,7 @@ class TinkerRoutes:
     ) -> None:
         self._tables, self._futures, self._model, self._quotas = tables, futures, model, quotas
         self._training, self._sampling = training, sampling
+        self._opening = asyncio.Lock()
 
     def routes(self) -> Mapping[tuple[str, str], Handler]:
         ordered: dict[str, type[Body]] = {
@@ -176,11 +178,18 @@ class TinkerRoutes:
         return await self._accepted(FutureWork(owner, name, 0, kind, data), insert)
 
     async def passed(self, request: Request, owner: str) -> Any:
-        kinds = request.headers.getlist("content-type")
-        if kinds != [messages.TAKES] or request.headers.get("content-encoding", "identity") != "identity":
-            raise HttpError(415, f"forward_backward: expected {messages.TAKES}, not compressed")
-        data = await request.body()
-        message = await apart(len(data), lambda: messages.parse_pass(data))
+        if request.headers.getlist("content-type") != [messages.TAKES]:
+            raise HttpError(415, f"forward_backward: expected {messages.TAKES}")
+        data, coding = await request.body(), ", ".join(request.headers.getlist("content-encoding"))
+
+        def message_of() -> Any:
+            return messages.parse_pass(messages.opened(data, coding or "identity"))
+
+        if coding:
+            async with self._opening:  # a small body may become a large one: one of them at a time
+                message = await asyncio.to_thread(message_of)
+        else:
+            message = await apart(len(data), message_of)
         kind = "forward" if message.forward_only else "forward_backward"
         await self._check_model(message.model_id, owner)
         body = messages.canonical(message)

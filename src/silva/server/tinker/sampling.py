@@ -165,7 +165,7 @@ class SampleQueue:
             return
         try:
             if row is None:
-                raise HttpError(404, "the sampling session is gone")
+                raise HttpError(410, "the sampling session is gone")
             folder = None if row["folder"] is None else self._folder / row["folder"]
             asked = read(SampleBody, parse(bytes(row["body"])))
             result = FutureResult(await self._sampled(asked, row["owner"], folder, int(name, 16)))

@@ -28,8 +28,6 @@ from silva.server.tinker.tables import Tables
 from silva.server.tinker.training import TrainQueue
 from silva.wire.guard import Application
 
-MAX_BODY = 64 << 20
-"""Bytes of one request: the SDK cuts calls into parts of 5 MB, but never a datum."""
 TIDY = 60.0  # seconds
 
 
