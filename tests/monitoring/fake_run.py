@@ -9,6 +9,7 @@ dropped rollouts and hostile text. The same arguments give the same files.
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.report import write_report
 from silva.monitoring.settings import Monitoring
-from silva.storage.rollouts import RolloutRow
+from silva.storage.rollouts import LearnedTurn, RolloutRow
 from silva.storage.summary import write_summary
 from silva.types import Message, Observation, Segment, ToolCall, Trajectory, Turn
 
@@ -65,7 +66,7 @@ def segment(text: str, rng: random.Random, version: int) -> Segment:
     )
 
 
-def _lake_turn(name: str, index: int, rng: random.Random, step: int, solved: bool) -> Turn:
+def _lake_turn(name: str, index: int, rng: random.Random, version: int, solved: bool) -> Turn:
     grid = ["P___", "_O_O", "___O", "O__G"]
     shown = "\n".join(grid if index == 0 else grid[index % 4 :] + grid[: index % 4])
     move = rng.choice(["Right", "Down", "Right || Down"])
@@ -74,7 +75,7 @@ def _lake_turn(name: str, index: int, rng: random.Random, step: int, solved: boo
     question = f"You stand at P, G is the goal, O a hole.\n{shown}\nWhich way?"
     return Turn(
         f"{name}/t{index}",
-        (Segment("environment", tuple(question.encode())), segment(raw, rng, step)),
+        (Segment("environment", tuple(question.encode())), segment(raw, rng, version)),
         (Message("user", question, id=f"u{index}"),
          Message("assistant", move, reasoning=thought, raw=raw, id=f"a{index}")),
         rewards={"success": 1.0} if solved else {},
@@ -84,7 +85,7 @@ def _lake_turn(name: str, index: int, rng: random.Random, step: int, solved: boo
     )  # fmt: skip
 
 
-def _calculator(name: str, rng: random.Random, step: int, solved: bool) -> tuple[Turn, ...]:
+def _calculator(name: str, rng: random.Random, version: int, solved: bool) -> tuple[Turn, ...]:
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     call = ToolCall("calculator", {"expression": f"{a} * {b}"}, id="c0")
     raw = f'<tool_call>{{"name": "calculator", "arguments": {{"expression": "{a} * {b}"}}}}</tool_call>'
@@ -93,14 +94,14 @@ def _calculator(name: str, rng: random.Random, step: int, solved: bool) -> tuple
     return (
         Turn(
             f"{name}/t0",
-            (Segment("environment", tuple(question.encode())), segment(raw, rng, step)),
+            (Segment("environment", tuple(question.encode())), segment(raw, rng, version)),
             (Message("system", "You may call tools."), Message("user", question),
              Message("assistant", "", tool_calls=(call,), raw=raw)),
             fresh=True,
         ),
         Turn(
             f"{name}/t1",
-            (Segment("environment", tuple(str(a * b).encode())), segment(answer, rng, step)),
+            (Segment("environment", tuple(str(a * b).encode())), segment(answer, rng, version)),
             (Message("tool", str(a * b), name="calculator"), Message("assistant", answer, raw=answer)),
             rewards={"correct": float(solved)},
             fresh=True,
@@ -109,16 +110,32 @@ def _calculator(name: str, rng: random.Random, step: int, solved: bool) -> tuple
     )  # fmt: skip
 
 
+def learned(turn: Turn, advantage: float) -> LearnedTurn:
+    """What training knew of a turn: ratios around 1, beyond 20 % clipped; what a tool said is learned too."""
+    read, said = turn.segments
+    ratios = [1 + 0.3 * math.sin(place) for place in range(said.count)]
+    echo = (1.0 if turn.messages[0].role == "tool" else 0.0,) * read.count + (0.0,) * said.count
+    return LearnedTurn(
+        turn.id,
+        (advantage,),
+        (1.0,),
+        tuple(p + math.log(ratio) for p, ratio in zip(said.logprobs, ratios, strict=True)),
+        {"echo": echo},
+        tuple(abs(ratio - 1) > 0.2 for ratio in ratios),
+    )
+
+
 def rollout(step: int, index: int, rng: random.Random, skill: float, evaluation: bool = False) -> RolloutRow:
     """One made-up rollout; `skill` is its chance of success."""
     name = f"{'e' if evaluation else 's'}{step}r{index}"
     environment = "calculator" if index % 3 == 2 else "frozen_lake"
     solved = rng.random() < skill
+    version = max(0, step if evaluation else step - index % 3)  # some of it is a version or two old
     if environment == "calculator":
-        turns = _calculator(name, rng, step, solved)
+        turns = _calculator(name, rng, version, solved)
     else:
         count = rng.randint(2, 5)
-        turns = tuple(_lake_turn(name, i, rng, step, solved and i == count - 1) for i in range(count))
+        turns = tuple(_lake_turn(name, i, rng, version, solved and i == count - 1) for i in range(count))
     rewards: dict[str, float] = {}
     shaped: dict[str, float] = {}
     for turn in turns:
@@ -128,7 +145,7 @@ def rollout(step: int, index: int, rng: random.Random, skill: float, evaluation:
     failed = not evaluation and index == 5 and step % 3 == 0
     dropped = not evaluation and index // 4 == step % 4 and step > 3
     status = "eval" if evaluation else "failed" if failed else "dropped" if dropped else "trained"
-    reason = {"failed": "environment raised", "dropped": "zero variance: all 4 rewards equal"}.get(status, "")
+    reason = {"failed": "environment raised", "dropped": "zero_variance"}.get(status, "")
     trajectory = Trajectory(
         id=name,
         turns=turns,
@@ -143,7 +160,11 @@ def rollout(step: int, index: int, rng: random.Random, skill: float, evaluation:
     )
     task = f"{environment}/{'eval' if evaluation else 'train'}/{index // 4}"
     advantage = rng.gauss(0.0, 1.0) if status == "trained" else None
-    return RolloutRow(step, task, environment, task, trajectory, status, reason, advantage)  # type: ignore[arg-type]
+    known = () if advantage is None else tuple(learned(turn, advantage) for turn in turns)
+    return RolloutRow(
+        step, task, environment, task, trajectory, status, reason,  # type: ignore[arg-type]
+        advantage=advantage, version=None if evaluation else step, learned=known,
+    )  # fmt: skip
 
 
 def evaluation(rng: random.Random, skill: float) -> dict[str, float]:

@@ -6,9 +6,11 @@ import asyncio
 import json
 import math
 import os
+import random
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from silva.errors import ConfigError, RecordError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts
 from silva.storage.layout import Layout
+from silva.storage.ledger import Ledger
 from silva.storage.metrics import append_metrics, read_metrics
 from silva.storage.rollouts import LearnedTurn, RolloutRow, rollouts_path, write_rollouts
 from silva.storage.run_folder import lock
@@ -146,6 +149,32 @@ def test_tokens_have_what_training_knew_of_them(tmp_path: Path, pages_of: Callab
     assert node["staleness"] == 2
 
 
+def test_work_that_was_thrown_away_as_too_old_has_its_reason_and_what_it_became(
+    tmp_path: Path, pages_of: Callable[[Path], Pages]
+) -> None:
+    run = Layout(make_run(tmp_path / "runs" / "a", steps=2))
+    asked = {"run": ["runs/a"]}
+    ledger = Ledger.create(run.ledger)
+    for work, step in (("s1g0", 1), ("s1g1", 1), ("s2g0", 2)):
+        ledger.record("issued", work=work, task="t", environment="w", step=step, attempt=0)
+    ledger.record("restarted", work="s1g1", version=1)
+    ledger.record("sealed", work="s1g1", step=2, groups={})
+    ledger.record("restarted", work="s2g0", version=2)
+    ledger.commit()
+    pages = pages_of(tmp_path / "runs")
+    (row,) = [row for row in pages.answer("outcomes", asked)["rows"] if row["kind"] == "restarted"]
+    assert (row["what"], row["count"], row["first"], row["step"], row["at"]) == ("stale", 2, 2, 2, None)
+    assert row["works"] == ["s2g0", "s1g1"] and "too old to be trained" in row["about"]
+    again = replace(rollout(3, 0, random.Random(0), 1.0), group="s1g1")
+    write_rollouts(rollouts_path(run.rollouts, 3), [rollout(3, 1, random.Random(0), 1.0), again])
+    ledger.record("sealed", work="s2g0", step=4, groups={})
+    ledger.record("restarted", work="s1g1", version=3)
+    ledger.record("sealed", work="s1g1", step=3, groups={})
+    ledger.commit()
+    (row,) = [row for row in pages.answer("outcomes", asked)["rows"] if row["kind"] == "restarted"]
+    assert (row["count"], row["first"], row["step"], row["at"]) == (3, 3, 3, 1)
+
+
 def test_two_rollouts_of_a_task_word_by_word(pages: Pages) -> None:
     found = pages.answer("texts", {"run": [RUN], "a": ["3:2"], "b": ["9:2"]})
     assert (found["a"]["step"], found["b"]["step"]) == (3, 9)
@@ -240,8 +269,6 @@ def test_a_run_that_goes_on_is_followed(tmp_path: Path, pages_of: Callable[[Path
     run = Layout(make_run(tmp_path / "runs" / "a", steps=3))
     pages = pages_of(tmp_path / "runs")
     (before,) = pages.answer("runs", {})["runs"]
-    import random
-
     append_metrics(run.metrics, 4, {"reward/raw": 0.5})
     write_rollouts(rollouts_path(run.rollouts, 4), [rollout(4, 0, random.Random(0), 1.0)])
     (after,) = pages.answer("runs", {})["runs"]

@@ -99,6 +99,28 @@ def test_groups_and_kinds_of_errors_count_what_is_there(pages: Pages, rows: list
     failed = [row for row in rows if row.trajectory.failure]
     assert [(k["what"], k["count"]) for k in kinds if k["what"] == "failed"] == [("failed", len(failed))]
     assert next(k for k in kinds if k["kind"] == "max_turns")["about"] == "it reached the limit of turns"
+    dropped = [row for row in rows if row.status == "dropped"]
+    assert [(k["kind"], k["count"]) for k in kinds if k["what"] == "dropped"] == [
+        ("zero_variance", len(dropped))
+    ]
+
+
+def test_what_is_stale_says_how_old_it_is_and_has_a_filter(pages: Pages, rows: list[RolloutRow]) -> None:
+    kinds = pages.answer("outcomes", {"run": [RUN]})["rows"]
+    stale = {k["kind"]: k for k in kinds if k["what"] == "stale"}
+
+    def age_of(row: RolloutRow) -> int:
+        assert row.version is not None
+        return row.version - min(v for t in row.trajectory.turns for s in t.segments for v in s.versions)
+
+    trained = [row for row in rows if row.status == "trained" and row.trajectory.stop_reason == "terminated"]
+    for kind, age in (("1 version behind", 1), ("2 versions behind", 2)):
+        found = [row for row in trained if age_of(row) == age]
+        assert stale[kind]["count"] == len(found) > 0 and stale[kind]["about"].startswith("its oldest token")
+        asked = f'staleness == {age} and status == "trained" and not truncated'
+        assert pages.answer("count", {"run": [RUN], "filter": [asked]})["count"] == len(found)
+        newest = {"run": [RUN], "step": [str(stale[kind]["step"])], "at": [str(stale[kind]["at"])]}
+        assert pages.answer("rollout", newest)["staleness"] == age
 
 
 def test_the_filters_of_the_documentation_are_understood(query: Query, files: dict[int, Path]) -> None:

@@ -27,8 +27,9 @@ from silva.monitoring.report import charts, overview
 from silva.monitoring.report_forests import forest_of
 from silva.monitoring.report_rollouts import details
 from silva.storage.layout import Layout
+from silva.storage.ledger import history, read
 from silva.storage.metrics import read_metrics
-from silva.storage.rollouts import LearnedTurn, read_rollouts, said_in, work_of
+from silva.storage.rollouts import LearnedTurn, read_columns, read_rollouts, said_in, work_of
 from silva.types import Segment, Turn
 from silva.viewer.catalogue import Catalogue, FoundRun
 from silva.viewer.query import KINDS, MOST, NAMED, SORTS, Query
@@ -40,6 +41,7 @@ CHARACTERS = 4_000_000  # of the texts of a forest
 NUMBERS = ("logprobs", "raw_logprobs", "entropies", "versions")  # of a token
 TOKENS = 400_000  # of the rollouts of a forest
 COMPARED = 4_000  # words of each of two texts
+WORKS = 80  # named in a filter
 ABOUT = {
     "failed": "an episode gave no usable result",
     "zero_variance": "all raw rewards of the group are equal, so it teaches nothing",
@@ -52,6 +54,9 @@ ABOUT = {
     "max_tokens": "it reached the limit of tokens",
     "context_overflow": "the prompt left no room for a reply",
     "timeout": "it ran out of time",
+    "stale": "its oldest token was sampled by a policy that many versions before the one that was trained",
+    "restarted": "it still ran after more updates than rollout.max_off_policy_steps allows: what it had said "
+    "was too old to be trained, so it was thrown away, and the work began again with the new policy",
 }
 """Reasons in words."""
 
@@ -163,7 +168,9 @@ class Pages:
             raise RecordError(problems[0])
         found = rows[0]
         about = ABOUT.get(found.get("reason", ""), "") or ABOUT.get(found["stop_reason"], "")
-        return {**found, "at": at, "about": about, "run": run.name}
+        (age,) = read_columns(file, ("version", "oldest_version"), [at])
+        behind = None if None in age.values() else age["version"] - age["oldest_version"]
+        return {**found, "at": at, "about": about, "staleness": behind, "run": run.name}
 
     def tokens(self, given: Parameters) -> dict[str, Any]:
         """One turn of a rollout, token by token."""
@@ -203,9 +210,27 @@ class Pages:
         return {"a": sides[0], "b": sides[1], "parts": parts}
 
     def outcomes(self, given: Parameters) -> dict[str, Any]:
-        """What was dropped, failed or cut, by kind, with the reason in words."""
-        rows = self._query.outcomes([*self._run(given).rollouts().values()])
-        return {"rows": [{**row, "about": ABOUT.get(row["kind"], "")} for row in rows]}
+        """What was dropped, failed, cut or stale, by kind, with the reason in words."""
+        run = self._run(given)
+        rows = self._query.outcomes([*run.rollouts().values()]) + self._restarted(run)
+        stale = {"stale": ABOUT["stale"]}
+        return {
+            "rows": [{**row, "about": ABOUT.get(row["kind"]) or stale.get(row["what"], "")} for row in rows]
+        }
+
+    def _restarted(self, run: FoundRun) -> list[dict[str, Any]]:
+        """Work that was thrown away as too old, as one kind; its place is where the newest one ended up."""
+        found = history(read(run.layout.ledger)) if run.layout.ledger.is_file() else []
+        begun = [record.fields["work"] for record in found if record.event == "restarted"]
+        if not begun:
+            return []
+        steps = {r.fields["work"]: r.fields["step"] for r in found if r.event in ("issued", "sealed")}
+        files, works = run.rollouts(), [*dict.fromkeys(reversed(begun))]
+        newest = next((work for work in works if steps[work] in files), works[0])
+        rows = self._query.members(files[steps[newest]], newest) if steps[newest] in files else []
+        return [{"kind": "restarted", "what": "stale", "count": len(begun), "works": works[:WORKS],
+                 "first": min(steps[work] for work in works), "step": steps[newest],
+                 "at": rows[0]["at"] if rows else None}]  # fmt: skip
 
     def columns(self, given: Parameters) -> dict[str, Any]:
         """What a filter and an order may name."""

@@ -140,7 +140,8 @@ class Query:
         )
 
     def outcomes(self, files: Sequence[Path]) -> list[dict[str, Any]]:
-        """What was dropped, failed or cut, by kind: messages of a kind differ only in numbers."""
+        """What was dropped, failed, cut or stale, each once and as the first of these, by kind: messages of a
+        kind differ only in numbers."""
         return self._ask(_OUTCOMES, [_names(files)]) if files else []
 
     def _ask(self, query: str, bound: Sequence[Any]) -> list[dict[str, Any]]:
@@ -172,19 +173,23 @@ SELECT "group", any_value(task) AS task, any_value(environment) AS environment, 
     avg(entropy) AS entropy, avg(response_tokens) AS response_tokens, min("at") AS "at"
 FROM {_SOURCE} WHERE "group" <> '' GROUP BY "group" ORDER BY min("at")
 """
+_BEHIND = _IN_FILES["staleness"]
 _OUTCOMES = f"""
 SELECT kind, what, count(*) AS count, min(step) AS first, max(step) AS step, arg_max("at", step) AS "at"
 FROM (
     SELECT step, "at",
         CASE
-            WHEN failure IS NOT NULL THEN 'failed' WHEN status = 'dropped' THEN 'dropped' ELSE 'cut'
+            WHEN failure IS NOT NULL THEN 'failed' WHEN status = 'dropped' THEN 'dropped'
+            WHEN stop_reason IN {CUT} THEN 'cut' ELSE 'stale'
         END AS what,
         CASE
             WHEN failure IS NOT NULL
                 THEN left(regexp_replace(split_part(error, chr(10), 1), '[0-9]+', '#', 'g'), {SHORT})
-            WHEN status = 'dropped' THEN reason ELSE stop_reason
+            WHEN status = 'dropped' THEN reason WHEN stop_reason IN {CUT} THEN stop_reason
+            ELSE {_BEHIND} || IF({_BEHIND} = 1, ' version behind', ' versions behind')
         END AS kind
-    FROM {_SOURCE} WHERE failure IS NOT NULL OR status = 'dropped' OR stop_reason IN {CUT}
+    FROM {_SOURCE}
+    WHERE failure IS NOT NULL OR status = 'dropped' OR stop_reason IN {CUT} OR {_BEHIND} > 0
 )
 GROUP BY kind, what ORDER BY count DESC LIMIT {MOST}
 """

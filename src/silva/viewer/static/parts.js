@@ -18,6 +18,9 @@ export function link(page, given) {
 
 export const STATES = { trained: "trained", dropped: "dropped", failed: "failed", eval: "held-out" };
 
+/** How old what was trained is, in words. */
+export const behind = (staleness) => (staleness > 0 ? `${staleness} ${staleness === 1 ? "version" : "versions"} behind` : "");
+
 export function Chip({ kind, text }) {
   return html`<span class="chip ${kind}">${text ?? STATES[kind] ?? kind}</span>`;
 }

@@ -2,7 +2,7 @@
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
 import { held, useData } from "./api.js";
 import { boardsIn, number, scaled, SQUARES } from "./figures.js";
-import { Chip, Reward, Waiting, link } from "./parts.js";
+import { behind, Chip, Reward, Waiting, link } from "./parts.js";
 
 export function RolloutPage({ given, stamp, go }) {
   const { run, step, at, view = "text" } = given;
@@ -13,7 +13,7 @@ export function RolloutPage({ given, stamp, go }) {
     <dl class="facts small"><div><dt>step</dt><dd>${data.step}</dd></div><div><dt>reward</dt><dd><${Reward} value=${data.failure ? null : data.reward_raw} /></dd></div>
       <div><dt>with shaping</dt><dd>${number(data.reward_shaped)}</dd></div><div><dt>advantage</dt><dd>${number(data.advantage)}</dd></div>
       <div><dt>turns</dt><dd>${data.turn_count}</dd></div><div><dt>tokens of replies</dt><dd>${number(data.response_tokens)}</dd></div>
-      <div><dt>ended</dt><dd>${data.stop_reason.replace("_", " ")}</dd></div><div><dt>rollout</dt><dd class="mono">${data.trajectory}</dd></div>
+      <div><dt>ended</dt><dd>${data.stop_reason.replace("_", " ")}</dd></div>${data.staleness > 0 && html`<div><dt>sampled</dt><dd>${behind(data.staleness)}</dd></div>`}<div><dt>rollout</dt><dd class="mono">${data.trajectory}</dd></div>
       ${Object.entries(data.rewards).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${number(value)}</dd></div>`)}</dl>
     ${(data.about || data.reason || data.error) && html`<p class="notice">${[data.reason, data.about].filter(Boolean).join("; ")}${data.error && html`<span class="error"> ${data.error}</span>`}</p>`}
     <nav class="tabs" aria-label="Views"><a aria-current=${view === "text" ? "page" : null} href=${to({ view: "" })}>Dialogue</a><a aria-current=${view === "tokens" ? "page" : null} href=${to({ view: "tokens" })}>Tokens</a>

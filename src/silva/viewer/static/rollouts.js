@@ -1,8 +1,8 @@
-// The list of rollouts: filter, order, as many as there are. And what came to nothing, by kind.
+// The list of rollouts: filter, order, as many as there are. And what was dropped, failed, cut or stale, by kind.
 import { html, useEffect, useRef, useState } from "./vendor/preact_htm.js";
 import { ask, exported, filters, held, useData } from "./api.js";
 import { number } from "./figures.js";
-import { Chip, Reward, VirtualRows, Waiting, link, useChosen } from "./parts.js";
+import { behind, Chip, Reward, VirtualRows, Waiting, link, useChosen } from "./parts.js";
 
 const SORTS = { "-step": "newest", step: "oldest", "-reward": "highest reward", reward: "lowest reward", "-advantage": "highest advantage", "-response_tokens": "most reply tokens", "-tool_calls": "most tool calls", "-turns": "most turns", "-entropy": "highest entropy" };
 const EXAMPLES = ['reward < 0.3 and tool_calls > 2 and "timeout" in text', "status == \"dropped\" and reason != \"zero_variance\"", "truncated or failed", "branch and advantage > 0", "rewards.success == 1 and turns <= 3"];
@@ -81,7 +81,7 @@ function meanOf(rows) {
 }
 
 function Row({ row, about }) {
-  const why = row.status === "failed" ? row.error : row.status === "dropped" ? about[row.reason] || row.reason : "";
+  const why = row.status === "failed" ? row.error : row.status === "dropped" ? about[row.reason] || row.reason : behind(row.staleness);
   return html`<span><${Chip} kind=${row.status} /></span><span class="num">${row.step}</span>
     <span class="what">${row.task}${why ? html` <span class="soft">· ${why}</span>` : ""}</span>
     <span class="num"><${Reward} value=${row.failure ? null : row.reward} /></span>
@@ -91,26 +91,28 @@ function Row({ row, about }) {
 }
 
 /** The filter that finds the rollouts of a kind: of an error, by what stands before its first number. */
-export function filterOf({ what, kind }) {
+export function filterOf({ what, kind, works }) {
   if (what === "dropped") return `status == "dropped" and reason == ${JSON.stringify(kind)}`;
   if (what === "cut") return `stop_reason == ${JSON.stringify(kind)}`;
+  if (works) return `group in (${works.map((work) => JSON.stringify(work)).join(", ")})`;
+  if (what === "stale") return `staleness == ${parseInt(kind)} and status == "trained" and not truncated`;
   const start = kind.split("#")[0].trim();
   return start ? `failed and ${JSON.stringify(start)} in error` : "failed";
 }
 
 export function OutcomesPage({ given, stamp, go }) {
   const found = useData("outcomes", { run: given.run }, stamp);
-  return html`<div class="bar"><h1>What came to nothing</h1></div>
-    <p class="muted">Rollouts that were dropped, failed or cut, by kind. Messages of a kind differ only in numbers.</p>
+  return html`<div class="bar"><h1>Dropped, failed, cut or stale</h1></div>
+    <p class="muted">By kind; a rollout counts once, as the first of these. Messages of a kind differ only in numbers.</p>
     <${Waiting} found=${found} what="all rollouts …">${(data) => html`<${Kinds} rows=${data.rows} run=${given.run} go=${go} />`}<//>`;
 }
 
 function Kinds({ rows, run, go }) {
   const at = useChosen(rows.length, (i) => go(link("rollouts", { run, filter: filterOf(rows[i]) })));
-  if (!rows.length) return html`<p class="empty">Nothing was dropped, failed or cut.</p>`;
+  if (!rows.length) return html`<p class="empty">Nothing was dropped, failed, cut or stale.</p>`;
   return html`<div class="wide" tabindex="0" role="region" aria-label="Kinds"><table><thead><tr><th>what</th><th>kind</th><th class="num">rollouts</th><th class="num">steps</th><th>latest</th></tr></thead>
     <tbody>${rows.map((row, i) => html`<tr key=${row.what + row.kind} class=${i === at ? "chosen" : ""}><td><${Chip} kind=${row.what} text=${row.what} /></td>
       <td class="reason">${!filters(run) ? row.kind : html`<a href=${link("rollouts", { run, filter: filterOf(row) })}>${row.kind}</a>`}${row.about && html`<div class="soft">${row.about}</div>`}</td>
       <td class="num">${number(row.count)}</td><td class="num">${row.first === row.step ? row.step : `${row.first} to ${row.step}`}</td>
-      <td><a href=${link("rollout", { run, step: row.step, at: row.at })}>open</a></td></tr>`)}</tbody></table></div>`;
+      <td>${row.at != null && html`<a href=${link("rollout", { run, step: row.step, at: row.at })}>open</a>`}</td></tr>`)}</tbody></table></div>`;
 }
