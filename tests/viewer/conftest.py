@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.monitoring.browser import Page, browser
 from tests.monitoring.fake_run import decode, make_run
+from tests.viewer.looking import PLOTS, serving
 
 from silva.registries import REGISTRIES
 from silva.viewer.catalogue import Catalogue
@@ -33,3 +35,29 @@ def pages_of() -> Callable[[Path], Pages]:
 @pytest.fixture(scope="session")
 def pages(folder: Path, pages_of: Callable[[Path], Pages]) -> Pages:
     return pages_of(folder)
+
+
+@pytest.fixture(scope="session")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=PLOTS)
+        yield page
+
+
+@pytest.fixture(scope="session")
+def address(pages: Pages) -> Iterator[str]:
+    with serving(pages) as address:
+        yield address
+
+
+@pytest.fixture
+def page(tab: Page, address: str) -> Iterator[Page]:
+    """A tab; afterwards: no console error, no request to anybody else, no text that became more than text."""
+    tab.problems.clear()
+    tab.requests.clear()
+    tab.look(1440, 900)
+    yield tab
+    assert tab.problems == []
+    assert [url for url in tab.requests if not url.startswith((address, "data:", "about:"))] == []
+    assert tab.run("document.title").endswith("Silva")
+    assert tab.run("document.querySelectorAll('main img, main script, main iframe').length") == 0

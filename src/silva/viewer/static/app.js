@@ -73,18 +73,19 @@ function App() {
     addEventListener("keydown", pressed);
     return () => removeEventListener("keydown", pressed);
   });
-  const { name, given } = place, run = [given.run].flat()[0];
-  const known = found.data?.runs.find((each) => each.run === run), Page = PLACES[name];
+  const { name, given } = place, named = [given.run].flat(), [run] = named, Page = PLACES[name];
+  const known = named.map((each) => found.data?.runs.find((other) => other.run === each)).filter(Boolean);
+  const stamp = known.map((each) => each.stamp).join(" ") || undefined;  // changes with any of them
   useEffect(() => { document.title = `${run ? `${run} · ` : ""}Silva`; }, [run]);
   return html`<a class="skip" href="#main" onClick=${(e) => { e.preventDefault(); document.getElementById("main").focus(); }}>Skip to the page</a>
     <header><a class="brand" href=${link("runs")}>Silva</a>
-      ${run && name !== "compare" && html`<nav aria-label="The run"><a class="crumb" href=${link("run", { run })}>${run}</a>${Object.entries(TABS).map(([key, words]) => html`<${Tab} key=${key} page=${key} words=${words} run=${run} name=${name} given=${given} stamp=${known?.stamp} />`)}</nav>`}
+      ${run && name !== "compare" && html`<nav aria-label="The run"><a class="crumb" href=${link("run", { run })}>${run}</a>${Object.entries(TABS).map(([key, words]) => html`<${Tab} key=${key} page=${key} words=${words} run=${run} name=${name} given=${given} stamp=${stamp} />`)}</nav>`}
       <span class="grow"></span>${found.lost && html`<span class="error" role="status">no answer from the server</span>`}
-      ${known?.state === "running" && html`<span class="live" role="status">live</span>`}
+      ${known.some((each) => each.state === "running") && html`<span class="live" role="status">live</span>`}
       <button type="button" class="plain" onClick=${() => darken(!dark)} aria-label=${dark ? "Light colours" : "Dark colours"}>${dark ? "☀" : "☾"}</button>
       <button type="button" class="plain" onClick=${() => showHelp(!help)} aria-label="Keys" aria-expanded=${help}>?</button></header>
     ${help && html`<section class="card keys" aria-label="Keys"><dl>${KEYS.map(([key, words]) => html`<div key=${key}><dt><kbd>${key}</kbd></dt><dd>${words}</dd></div>`)}</dl></section>`}
-    <main id="main" tabindex="-1"><${Safe} key=${name + (run || "")}><${Page} given=${given} go=${go} found=${found} stamp=${known?.stamp} /><//></main>`;
+    <main id="main" tabindex="-1"><${Safe} key=${name + (run || "")}><${Page} given=${given} go=${go} found=${found} stamp=${stamp} /><//></main>`;
 }
 
 function Tab({ page, words, run, name, given, stamp }) {

@@ -3,6 +3,7 @@ import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact_htm.
 import { number, smooth } from "./figures.js";
 
 const COLOURS = 8;
+const TWICE = 300; // milliseconds in which a second click may come
 /** Lines of several runs in one chart: its first, second, ... metric. */
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 
@@ -40,7 +41,8 @@ export function Curves({ charts, open }) {
 }
 
 function Chart({ chart, by, open }) {
-  const box = useRef(null), plot = useRef(null);
+  const box = useRef(null), plot = useRef(null), zoomed = useRef(null), opening = useRef(null);
+  useEffect(() => () => clearTimeout(opening.current), []);
   const table = useMemo(() => tableOf(chart, by), [chart, by]);
   const series = chart.series;
   useEffect(() => {
@@ -57,15 +59,18 @@ function Chart({ chart, by, open }) {
         width: kind === "line" ? 2 : 1, dash: kind === "line" ? dashes(series[of]) : [], points: { show: kind === "line" && series[of].x.length < 30, size: 5 }, spanGaps: true,
       }))],
       bands: table.bands.map(([high, low, of]) => ({ series: [high, low], fill: colour(of, 0.18) })),
-      hooks: { setCursor: [(u) => tell(u.cursor.idx)] },
+      hooks: { setCursor: [(u) => tell(u.cursor.idx)], setScale: [(u, key) => { if (key === "x") zoomed.current = zoomOf(u); }] },
     };
     plot.current = new uPlot(options, table.data, box.current);
+    if (zoomed.current) plot.current.setScale("x", zoomed.current); // new values do not undo it
     let down = null;
     const over = plot.current.over;
     over.addEventListener("mousedown", (event) => { down = event.clientX; });
     over.addEventListener("click", (event) => {
+      clearTimeout(opening.current);
+      if (!open || event.detail > 1 || down == null || Math.abs(event.clientX - down) >= 4) return;
       const i = plot.current.posToIdx(event.clientX - over.getBoundingClientRect().left);
-      if (open && down != null && Math.abs(event.clientX - down) < 4) open(table.data[0][i]);
+      opening.current = setTimeout(() => open(table.data[0][i]), TWICE);
     });
     const observer = new ResizeObserver(() => plot.current.setSize({ width: box.current.clientWidth, height: 190 }));
     observer.observe(box.current);
@@ -78,6 +83,11 @@ function Chart({ chart, by, open }) {
     <div class="legend">${series.map((each, i) => html`<span key=${i}>${each.dash ? html`<svg class="swatch line" aria-hidden="true"><line y1="4.5" y2="4.5" x2="22" stroke="var(--s${each.colour % COLOURS})" stroke-width="2" stroke-dasharray=${dashes(each).join(" ")} /></svg>` : html`<i class="swatch s${(each.colour ?? i) % COLOURS}"></i>`}${each.label ?? each.name} <b>${number(valueAt(each, step))}</b></span>`)}</div>
     <div class="plot" ref=${box} role="img" aria-label=${describe(chart)}></div>
   </figure>`;
+}
+
+/** The steps that a zoom shows; null if these are all. */
+function zoomOf({ scales: { x: { min, max } }, data: [steps] }) {
+  return min > steps[0] || max < steps.at(-1) ? { min, max } : null;
 }
 
 const dashes = (series) => DASHES[(series.dash ?? 0) % DASHES.length];

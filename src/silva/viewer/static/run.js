@@ -62,7 +62,7 @@ export function ComparePage({ given, stamp, go }) {
   return html`<div class="bar"><h1>${names.length} runs side by side</h1>
       ${seeds && html`<span class="inline"><a class="button" href=${link("compare", { run: names, mean: mean ? "" : 1 })}>${mean ? "Show each seed" : "Show the mean with its 95 % interval"}</a></span>`}</div>
     ${mean ? html`<${MeanCurves} names=${names} stamp=${stamp} />` : html`<${SideBySide} key=${names.join()} names=${names} stamp=${stamp} />`}
-    <${Differences} names=${names} />`;
+    <${Differences} key=${names.join()} names=${names} />`;
 }
 
 function MeanCurves({ names, stamp }) {
@@ -74,7 +74,7 @@ function SideBySide({ names, stamp }) {
   const parts = names.slice(0, 8).map((name) => useData("curves", { run: name }, stamp));
   const ready = parts.map((part, i) => part.data && { name: names[i], charts: part.data.charts, colour: i }).filter(Boolean);
   const failed = parts.find((part) => part.error);
-  const charts = useMemo(() => merged(ready), [ready.length, stamp]);
+  const charts = useMemo(() => merged(ready), parts.map((part) => part.data));
   return html`${failed && html`<p class="notice" role="alert">${failed.error}</p>`}
     <p class="legend">${names.slice(0, 8).map((name, i) => html`<span key=${name}><i class="swatch s${i}"></i><a href=${link("run", { run: name })}>${name}</a></span>`)}</p>
     ${names.length > 8 && html`<p class="muted">The first 8 of ${names.length} are drawn.</p>`}
