@@ -17,6 +17,7 @@ from silva.commands.import_config import convert, problems, written
 from silva.conversion.configs import READERS
 from silva.conversion.configs.carried import Carried, Computed, Found
 from silva.conversion.configs.source import read
+from silva.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -196,14 +197,15 @@ CASES: dict[str, Any] = {
         "environments.0.size": 4, "environments.0.frozen": 0.8, "environments.0.max_actions": 8,
         "environments.0.max_actions_per_turn": 5, "environments.0.format_penalty": -0.1,
         "rollout.group_size": 16,
-        "rollout.groups_per_step": 8, "trainer.updates_per_step": 4, "algorithm.variance_filter.value": 0.25,
+        "rollout.groups_per_step": 8, "trainer.updates_per_step": 1, "algorithm.variance_filter.value": 0.25,
         "model.name": "Qwen/Qwen2.5-0.5B-Instruct", "rollout.limits.max_turns": 5, "eval.tasks": 256,
     }, []),
     "prime-rl": ({"rl.toml": PRIME}, {
         "steps": 20, "rollout.groups_per_step": 8, "rollout.group_size": 16,
         "rollout.max_off_policy_steps": 4,
         "rollout.limits.max_turn_tokens": 128, "rollout.limits.max_episode_tokens": 2048,
-        "algorithm.type": "aipo",
+        "algorithm.type": "aipo", "algorithm.loss.kl_tau": 1e-3, "trainer.optimizer.weight_decay": 0.01,
+        "rollout.max_async_level": 1, "checkpoint.every": 0,
         "environments.0.taskset_id": "someone/their-env", "environments.1.type": "reverse_text",
         "eval.every": 5,
         "environments.1.name": "reverse", "trainer.optimizer.lr": 3e-6,
@@ -282,6 +284,77 @@ def test_no_key_is_lost_without_a_word(tmp_path, system):
     (note,) = [note for note in draft.notes if note.key.endswith("frobnicate")]
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "frobnicate" in text)
     assert (note.value, note.place, note.dropped) == (7, f"{path.name}:{line}", True)
+
+
+def read_as(folder: Path, name: str, text: str) -> dict[str, Any]:
+    """Silva's table of a file with this text, which Silva accepts."""
+    table = convert(files(folder, {name: text}))[1].table()
+    assert problems(table) == ""
+    return table
+
+
+@pytest.mark.parametrize(("kind", "ours"), [
+    ("grpo", {"type": "aipo", "advantage": "mean"}),
+    ("max_rl", {"type": "aipo", "advantage": "max_rl"}),
+    ("rae", {"type": "aipo", "advantage": "running", "drop_zero_variance": False}),
+    ("opd", {"type": "distillation", "reference": {"name": "their/teacher"}}),
+])  # fmt: skip
+def test_algorithms_of_prime_rl_keep_their_advantage(tmp_path, kind, ours):
+    teacher = '[orchestrator.algo.teacher]\nname = "their/teacher"\n' if kind == "opd" else ""
+    found = read_as(tmp_path, "rl.toml", f'{PRIME}[orchestrator.algo]\ntype = "{kind}"\n{teacher}')[
+        "algorithm"
+    ]
+    assert {key: found.get(key) for key in ours} == ours
+
+
+def test_evaluations_and_tasks_of_prime_rl_have_their_numbers(tmp_path):
+    text = (
+        PRIME.replace("interval = 5", "")
+        + """
+[[orchestrator.train.source]]
+name = "sort"
+[orchestrator.train.source.env.taskset]
+id = "alphabet-sort"
+max_turns = 5
+[[orchestrator.train.source]]
+[orchestrator.train.source.env.taskset]
+id = "their/maths"
+level = 3
+[[orchestrator.train.source.env.taskset.judges]]
+model = "large"
+[[orchestrator.eval.source]]
+num_examples = -1
+interval = 20
+[orchestrator.eval.source.env.taskset]
+id = "reverse-text"
+[trainer.scheduler]
+type = "cosine"
+"""
+    )
+    found = read_as(tmp_path, "rl.toml", text)
+    assert found["eval"] == {"every": 20}
+    assert found["environments"][2] == {"type": "alphabet_sort", "name": "sort", "max_turns": 5}
+    assert found["environments"][3]["config"] == {"level": 3, "judges": [{"model": "large"}]}
+    assert found["trainer"]["optimizer"]["warmup"] == 10  # its default
+
+
+def test_a_script_takes_variables_with_defaults_and_dapos_overlong_replies(tmp_path):
+    script = """
+DATA=${DATA:-"${HOME}/verl"}
+MODEL=${MODEL:-"${DATA}/models/seven"}
+buffer=256
+python3 -m recipe.dapo.main_dapo actor_rollout_ref.model.path="${MODEL}" \\
+    data.train_files=train.parquet data.train_batch_size=8 data.max_response_length=1024 \\
+    reward_model.overlong_buffer.enable=True reward_model.overlong_buffer.len=${buffer}
+"""
+    found = read_as(tmp_path, "run.sh", script)
+    assert found["model"]["name"] == "${HOME}/verl/models/seven"
+    assert found["algorithm"]["overlong_buffer"] == 0.25
+
+
+def test_a_file_of_verls_evaluation_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="--from"):
+        convert(files(tmp_path, {"evaluation.yaml": "data: {response_key: responses, path: test.parquet}\n"}))
 
 
 def test_the_toml_says_where_values_come_from_and_what_has_no_equal(tmp_path, monkeypatch, capsys):

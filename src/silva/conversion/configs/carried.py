@@ -57,6 +57,10 @@ class Carried:
         self._used.add(key)
         return usual if found is None or found.value is None else found.value
 
+    def used(self, key: str) -> bool:
+        """Whether something was said or made of it."""
+        return key in self._used
+
     def first(self, *keys: str) -> str:
         """The first of these keys that has a value; "" if none has."""
         return next((key for key in keys if key in self.given and self.given[key].value is not None), "")

@@ -11,7 +11,7 @@ from silva.errors import ConfigError
 SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "verl-sft",
-        ("model.partial_pretrain", "data.messages_key", "data.multiturn.", "data.response_key"),
+        ("model.partial_pretrain", "data.messages_key", "data.multiturn."),
     ),
     ("ragen", ("es_manager.", "agent_proxy.", "custom_envs.")),
     (

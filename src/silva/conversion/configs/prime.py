@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from silva.conversion.configs.carried import Carried, number, real, share
+from silva.conversion.configs.carried import Carried, real, share
 
 WORLDS = {
     "reverse-text": "reverse_text",
@@ -14,6 +14,20 @@ WORLDS = {
     "wiki-search": "wiki_search",
 }
 """Of verifiers' environments those that are worlds of Silva too."""
+FIELDS = {
+    "min_turns": "min_turns",
+    "max_turns": "max_turns",
+    "min_names_per_turn": "min_names",
+    "max_names_per_turn": "max_names",
+    "similarity_power": "similarity_power",
+}
+"""Of alphabet-sort: its keys and those of Silva's."""
+ADVANTAGES = {"default": "mean", "grpo": "mean", "max_rl": "max_rl", "rae": "running"}
+"""Its algorithms that are a baseline."""
+MASKED = (
+    "its loss masks tokens whose probability has moved by more than 0.2 the way the advantage wants; "
+    "`aipo` stops at a ratio of 8 instead (docs/algorithms.md says how a loss is code of your own)"
+)
 REASONS = {
     "deployment.*": "placement, trainer.ranks and trainer.parallel say what runs where (docs/cluster.md)",
     "slurm.*": "examples/cluster has files for Slurm",
@@ -22,8 +36,10 @@ REASONS = {
     "inference.*": 'engine.type = "vllm" with placement.type = "services" launches vLLM (docs/services.md)',
     "orchestrator.renderer.*": "messages are rendered with the model's own chat template",
     "orchestrator.concurrency.*": "engine.max_concurrent",
+    "orchestrator.train.source.*.algo.*": "one algorithm trains all environments here",
     "orchestrator.train.source.*": "a setting of verifiers' agents: environments.config passes what its "
     "task set takes",
+    "orchestrator.eval.sampling.max_completion_tokens": "rollout.limits bounds evaluations too",
     "orchestrator.eval.source.*": "as those of training",
     "trainer.model.*": "trainer.parallel, gradient_checkpointing and model.dtype (docs/services.md)",
     "*": "no equal",
@@ -34,8 +50,6 @@ def convert(draft: Carried) -> None:
     common(draft)
     _sizes(draft)
     _algorithm(draft)
-    if "trainer.optimizer.lr" not in draft.values:
-        draft.set("trainer.optimizer.lr", 1e-6)  # its default
     for ours, theirs in (
         ("rollout", "orchestrator.train.sampling"),
         ("rollout", "orchestrator.sampling"),
@@ -43,13 +57,33 @@ def convert(draft: Carried) -> None:
     ):
         draft.move(f"{ours}.sampling.temperature", f"{theirs}.temperature", change=real)
         draft.move(f"{ours}.sampling.top_p", f"{theirs}.top_p", change=real)
-    draft.move("eval.every", "orchestrator.eval.interval", "eval.interval")
-    draft.move("eval.tasks", "orchestrator.eval.num_examples", change=number)
-    draft.move(
-        "eval.samples_per_task", "orchestrator.eval.rollouts_per_example", "orchestrator.eval.group_size"
-    )
+    _evaluation(draft)
     environments(draft)
     draft.rest(REASONS)
+
+
+def _evaluation(draft: Carried) -> None:
+    at = [f"orchestrator.eval.{place}" for place in ("source", "env")]
+    sources = [source for place in at for source in numbered(draft, place)]
+    if not draft.below("orchestrator.eval") and not draft.below("eval"):
+        draft.set("eval.every", 0)  # it has none
+        return
+
+    def shared(ours: str, usual: int | None, *theirs: str) -> None:
+        """A number that every environment may have of its own there."""
+        own = [f"{source}.{key}" for source in sources for key in theirs]
+        found = {str(draft.take(key)) for key in own if key in draft.given}
+        if len(found) > 1:
+            draft.note(draft.first(*own), f"other environments have another one; {ours} is all environments'")
+        value = draft.move(ours, *own, *(f"orchestrator.eval.{key}" for key in theirs), usual=usual)
+        if isinstance(value, int) and value < 1:
+            del draft.values[ours]
+            draft.note(draft.first(*own, *(f"orchestrator.eval.{key}" for key in theirs)), f"all: set {ours}")
+
+    draft.move("eval.every", "eval.interval")
+    shared("eval.every", draft.values.get("eval.every", 100), "interval")
+    shared("eval.tasks", None, "num_examples")
+    shared("eval.samples_per_task", None, "rollouts_per_example", "group_size")
 
 
 def common(draft: Carried) -> None:
@@ -67,7 +101,7 @@ def common(draft: Carried) -> None:
     draft.move("steps", "max_steps", "orchestrator.max_steps", "trainer.max_steps")
     draft.move("seed", "seed", "orchestrator.seed")
     _optimizer(draft)
-    draft.move("checkpoint.every", "ckpt.interval", "trainer.ckpt.interval")
+    draft.move("checkpoint.every", "ckpt.interval", "trainer.ckpt.interval", usual=0)
     draft.move("checkpoint.keep", "ckpt.keep_last", "ckpt.keep")
     for at in ("monitors.wandb", "wandb"):
         if draft.below(at):
@@ -79,9 +113,11 @@ def common(draft: Carried) -> None:
 def _sizes(draft: Carried) -> None:
     batch = draft.take("orchestrator.batch_size", 128)
     key = draft.first("orchestrator.group_size", "orchestrator.rollouts_per_example")
-    size = draft.take(key, 16) if key else 16
+    size = draft.take(key, 1) if key else 1
     draft.set("rollout.group_size", size, key)
     draft.set("rollout.groups_per_step", share(batch, size) or 8, "orchestrator.batch_size", key)
+    if draft.take("orchestrator.token_batch_size"):
+        draft.note("orchestrator.token_batch_size", "a step counts groups here: set rollout.groups_per_step")
     key = draft.first(
         "orchestrator.train.sampling.max_completion_tokens",
         "orchestrator.sampling.max_tokens",
@@ -101,43 +137,63 @@ def _sizes(draft: Carried) -> None:
                 f"{key} bounds prompt and replies together; a reply gets half of it here, unless you set "
                 "rollout.limits.max_turn_tokens",
             )
-    key = draft.first(
-        "max_async_level",
-        "async_level",
-        "orchestrator.max_async_level",
-        "orchestrator.async_level",
-        "max_off_policy_steps",
-        "orchestrator.max_off_policy_steps",
-    )
-    if key and "off_policy" not in key:
-        draft.move("rollout.max_async_level", key)
-    elif key:
-        draft.set("rollout.max_async_level", 1)
-        draft.move("rollout.max_off_policy_steps", key)
-    else:
-        draft.set("rollout.max_async_level", 1)  # its default
+    levels = ("max_async_level", "async_level")
+    draft.move("rollout.max_async_level", *levels, *(f"orchestrator.{key}" for key in levels), usual=1)
+    stale = "max_off_policy_steps"
+    draft.move(f"rollout.{stale}", stale, f"orchestrator.{stale}", usual=8)
 
 
 def _algorithm(draft: Carried) -> None:
     draft.set("algorithm.type", "aipo")
-    if draft.take("orchestrator.advantage.type", "default") not in ("default", "grpo"):
-        draft.note("orchestrator.advantage.type", "algorithm.advantage (docs/algorithms.md)")
     draft.set("algorithm.advantage", "mean")
-    draft.move("algorithm.loss.kl_tau", "trainer.loss.kl_tau", change=real)
-    for key in draft.below("orchestrator.algo") + draft.below("orchestrator.train.algo"):
-        draft.note(key, "algorithm.type (docs/algorithms.md names PRIME-RL's)")
+    for key in ("orchestrator.advantage.type", "orchestrator.algo.type", "orchestrator.train.algo.type"):
+        kind = str(draft.take(key, "default"))
+        if kind == "opd":
+            draft.set("algorithm.type", "distillation", key)
+            del draft.values["algorithm.advantage"]
+            teacher = key.replace(".type", ".teacher.name")
+            draft.move("algorithm.reference.name", teacher)
+            draft.note(key, "the teacher is loaded by the trainer here, not asked at a base_url")
+        elif kind in ADVANTAGES:
+            if key in draft.given:
+                draft.set("algorithm.advantage", ADVANTAGES[kind], key)
+            if kind == "rae":
+                draft.set("algorithm.drop_zero_variance", False, key)
+        else:
+            draft.note(key, "no equal: this trains by the mean of a group (docs/algorithms.md)")
+        at = key.replace(".type", ".length_penalty")
+        if draft.below(at):
+            draft.take(f"{at}.type")
+            draft.move("algorithm.length_penalty", f"{at}.num_output_tokens_weight", usual=0.25, change=real)
+    if draft.values["algorithm.type"] == "aipo":
+        draft.move("algorithm.loss.kl_tau", "trainer.loss.kl_tau", usual=1e-3, change=real)
+        draft.note("trainer.loss.type" if "trainer.loss.type" in draft.given else "", MASKED)
+        if "algorithm.loss.kl_tau" in draft.values:
+            draft.set("algorithm.loss.type", "aipo")
 
 
 def _optimizer(draft: Carried) -> None:
     for at in ("trainer.optim", "optim"):
-        draft.move("trainer.optimizer.lr", f"{at}.lr", change=real)
-        draft.move("trainer.optimizer.weight_decay", f"{at}.weight_decay", change=real)
-        draft.move("trainer.optimizer.max_grad_norm", f"{at}.max_norm", change=real)
+        for ours, theirs in (("lr", "lr"), ("weight_decay", "weight_decay"), ("max_grad_norm", "max_norm")):
+            draft.move(f"trainer.optimizer.{ours}", f"{at}.{theirs}", change=real)
+        if draft.first(f"{at}.betas1", f"{at}.betas2"):
+            betas = [real(draft.take(f"{at}.betas1", 0.9)), real(draft.take(f"{at}.betas2", 0.999))]
+            draft.set("trainer.optimizer.betas", betas, f"{at}.betas1", f"{at}.betas2")
         if (kind := draft.take(f"{at}.type", "adamw")) != "adamw":
             draft.note(f"{at}.type", f"{kind}: the optimizer is AdamW")
+    for ours, usual in (("lr", 1e-6), ("weight_decay", 0.01)):  # its defaults
+        draft.values.setdefault(f"trainer.optimizer.{ours}", usual)
     for at in ("trainer.scheduler", "scheduler"):
-        draft.move("trainer.optimizer.schedule", f"{at}.type")
-        draft.move("trainer.optimizer.warmup", f"{at}.warmup_steps")
+        kind = draft.move("trainer.optimizer.schedule", f"{at}.type")
+        usual = 10 if str(kind) in ("linear", "cosine") else None
+        draft.move("trainer.optimizer.warmup", f"{at}.warmup_steps", usual=usual)
+        if kind == "linear":
+            draft.note(
+                f"{at}.type", "it falls over the last decay_steps (10) alone, here from the warm-up on"
+            )
+        least, most = real(draft.take(f"{at}.min_lr")), draft.values["trainer.optimizer.lr"]
+        if isinstance(least, float) and isinstance(most, float) and most > 0:
+            draft.set("trainer.optimizer.min_lr_ratio", least / most, f"{at}.min_lr")
 
 
 def numbered(draft: Carried, place: str) -> list[str]:
@@ -181,11 +237,34 @@ def _sources(draft: Carried, places: tuple[str, ...]) -> dict[str, dict[str, Any
                 )
             else:
                 found[name] = {"type": "verifiers", "taskset_id": str(task_set)}
-            config = {
-                key.removeprefix(f"{part}."): draft.take(key)
-                for part in (f"{at}.args", f"{at}.env.taskset.args")
-                for key in draft.below(part)
-            }
-            if config and not world:
-                found[name]["config"] = config
+            _configured(draft, at, found[name])
     return found
+
+
+def _configured(draft: Carried, at: str, found: dict[str, Any]) -> None:
+    """What the task set at `at` is given: all of it for `verifiers`, and what it is called for a world."""
+    parts = (f"{at}.args", f"{at}.env.taskset.args", f"{at}.env.taskset", f"{at}.taskset")
+    for part in parts:
+        for key in draft.below(part):
+            *above, last = key.removeprefix(f"{part}.").split(".")
+            if draft.used(key) or (last == "id" and not above):
+                continue
+            if found["type"] == "verifiers":
+                table = found.setdefault("config", {})
+                for name in above:
+                    table = table.setdefault(name, {})
+                table[last] = draft.take(key)
+            elif found["type"] == "alphabet_sort" and not above and last in FIELDS:
+                found[FIELDS[last]] = draft.take(key)
+            else:
+                draft.note(key, f"no equal among the keys of {found['type']}")
+    if "config" in found:
+        found["config"] = _with_lists(found["config"])
+
+
+def _with_lists(value: Any) -> Any:
+    """Tables whose names are numbers were lists of tables."""
+    if not isinstance(value, dict):
+        return value
+    inner = {name: _with_lists(each) for name, each in value.items()}
+    return list(inner.values()) if inner and all(name.isdigit() for name in inner) else inner

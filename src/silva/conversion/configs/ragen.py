@@ -60,8 +60,12 @@ def convert(draft: Carried) -> None:
     draft.move("seed", "seed.train", change=number)
     groups = draft.move("rollout.groups_per_step", "es_manager.train.env_groups", change=number)
     size = draft.move("rollout.group_size", "es_manager.train.group_size", change=number)
-    if groups and size:  # RAGEN counts trajectories
-        updates = share(groups * size, draft.take(f"{ACTOR}.ppo_mini_batch_size"))
+    kept = real(draft.take(f"{ROLLOUT}.rollout_filter_ratio", 1.0))
+    if isinstance(groups, int) and isinstance(
+        size, int
+    ):  # RAGEN counts trajectories, of the groups that its filter leaves
+        trained = int(groups * kept) if isinstance(kept, float) and kept < 1 else groups
+        updates = share(trained * size, draft.take(f"{ACTOR}.ppo_mini_batch_size"))
         draft.set("trainer.updates_per_step", updates or 1, f"{ACTOR}.ppo_mini_batch_size")
     draft.move("rollout.limits.max_turns", "agent_proxy.max_turn", change=number)
     reply = draft.move("rollout.limits.max_turn_tokens", f"{ROLLOUT}.response_length", change=number)

@@ -212,9 +212,10 @@ def _shell(text: str, path: Path, _: tuple[Path, ...]) -> Flat:
 
 def _expanded(text: str, known: Mapping[str, str], size: _Size) -> str:
     def braced(match: re.Match[str]) -> str:
-        return size.add(known.get(match[1]) or match[2] or match[0])
+        usual = _expanded(_unquoted(match[2]), known, size) if match[2] else ""
+        return size.add(known.get(match[1]) or usual or match[0])
 
-    text = re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", braced, text)
+    text = re.sub(r"\$\{(\w+)(?::-((?:[^{}]|\$\{\w+\})*))?\}", braced, text)
     text = re.sub(r"\$(\w+)", lambda match: size.add(known.get(match[1], match[0])), text)
 
     def sum_of(match: re.Match[str]) -> str:

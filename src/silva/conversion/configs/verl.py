@@ -144,6 +144,13 @@ def _algorithm(draft: Carried) -> None:
         )
     _kl(draft)
     draft.move("algorithm.entropy_coef", f"{ACTOR}.entropy_coeff", usual=0.0, change=real)
+    buffer = "reward_model.overlong_buffer"
+    if draft.take(f"{buffer}.enable") is True:
+        part, whole = number(draft.take(f"{buffer}.len")), number(draft.take("data.max_response_length", 512))
+        if isinstance(part, int) and isinstance(whole, int) and 0 < part <= whole:
+            draft.set("algorithm.overlong_buffer", part / whole, f"{buffer}.len", "data.max_response_length")
+        if real(draft.take(f"{buffer}.penalty_factor", 1.0)) != 1.0:
+            draft.note(f"{buffer}.penalty_factor", "a reply that is too long costs a reward of 1 at most")
     if draft.take("algorithm.filter_groups.enable"):
         refills = number(draft.take("algorithm.filter_groups.max_num_gen_batches", 0))
         draft.set("algorithm.max_refills", refills or 10, "algorithm.filter_groups.max_num_gen_batches")
