@@ -47,9 +47,7 @@ def row(path: Path) -> tuple[str, Counter[str]]:
     except SilvaError:
         return "", Counter(files=1, unknown=1)
     noted = {note.key for note in draft.notes}
-    left = [
-        key for key, found in draft.given.items() if key not in noted and found.value not in (None, {}, [])
-    ]
+    left = [key for key in draft.given if draft.used(key) and key not in noted]
     counts = Counter(
         files=1, keys=len(draft.given), carried=len(left),
         decide=sum(not note.dropped for note in draft.notes), dropped=sum(n.dropped for n in draft.notes),

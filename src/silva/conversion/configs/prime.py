@@ -181,8 +181,8 @@ def _optimizer(draft: Carried) -> None:
             draft.set("trainer.optimizer.betas", betas, f"{at}.betas1", f"{at}.betas2")
         if (kind := draft.take(f"{at}.type", "adamw")) != "adamw":
             draft.note(f"{at}.type", f"{kind}: the optimizer is AdamW")
-    for ours, usual in (("lr", 1e-6), ("weight_decay", 0.01)):  # its defaults
-        draft.values.setdefault(f"trainer.optimizer.{ours}", usual)
+    for ours, value in (("lr", 1e-6), ("weight_decay", 0.01)):  # its defaults
+        draft.values.setdefault(f"trainer.optimizer.{ours}", value)
     for at in ("trainer.scheduler", "scheduler"):
         kind = draft.move("trainer.optimizer.schedule", f"{at}.type")
         usual = 10 if str(kind) in ("linear", "cosine") else None
