@@ -78,8 +78,8 @@ def ways(sizes: Sequence[int], offload: bool) -> Iterator[tuple[int, dict[str, A
 def missing(way: dict[str, Any]) -> str:
     """The tests that a way has not, as pytest's -k: without a critic, walks, replay or copies, or of models
     that it cannot divide."""
-    stages, chosen = "pp" in way, "ep" in way or "pp_schedule" in way or {"pp", "tp"} <= way.keys()
-    found = ["processes", *["15-True or 40"] * stages, *["other_models"] * chosen]
+    stages = "pp" in way
+    found = ["processes", *["15-True or 40"] * stages, *["untied or qwen3"] * ("ep" in way)]
     found += ["leaves_nothing"] * (stages or "dp_replicate" not in way)
     heads = (way.get("cp"), way.get("cp_style")) == (4, "ulysses")  # the model that replays has two
     return " or ".join([*found, *["replayed"] * (stages or "tp" in way or heads)])

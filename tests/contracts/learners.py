@@ -26,8 +26,9 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from silva.config.sections import PretrainedModel
+from silva.config.sections import Lora, PretrainedModel
 from silva.models import attention
+from silva.models.adapters import inject
 from silva.models.loading import LoadedModel, _keep_float64_norms, load_model
 from silva.models.tiny import tiny_tokenizer
 from silva.trainer.learner import Learner
@@ -57,7 +58,9 @@ STAGES = PARALLEL.pp > 1
 """Which neither have a critic nor walk."""
 INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
 LAYERS = 4 if INTERLEAVED else 2
-KIND = "untied" if STAGES and PARALLEL.tp > 1 else "experts" if PARALLEL.ep > 1 or INTERLEAVED else ""
+UNTIED = STAGES and (PARALLEL.tp > 1 or INTERLEAVED)
+"""Embeddings that are the head too cannot be divided in this way."""
+KIND = "experts" if PARALLEL.ep > 1 or INTERLEAVED else "untied" if UNTIED else ""
 """Of the models that are divided."""
 EXPERTS = 8 if PARALLEL.ep == 4 else 6
 """Of six, ranks that share three have a part of each."""
@@ -101,6 +104,7 @@ class Ranks:
 
         def update(learner: Learner) -> dict[str, float]:
             metrics = learner.forward_backward(rows, LOSS)
+            assert ("imbalance" in metrics) == (learner.mesh.shares > 1)
             assert metrics.pop("imbalance", 1.0) >= 1.0
             metrics = {name: value for name, value in metrics.items() if not name.startswith("perf/")}
             return {**metrics, **learner.optim_step(params, params if learner.critic else None)}
@@ -222,7 +226,7 @@ def make(tiny: Callable[..., LoadedModel]) -> Iterator[Make]:
 def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str) -> LoadedModel:
     loaded = tiny(dtype, seed=seed, lora=kind == "lora", layers=LAYERS)
     grow(loaded)
-    if kind == "experts":
+    if kind == "experts" or (kind == "lora" and PARALLEL.ep > 1):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             config = moe.config("qwen3_moe", experts=EXPERTS, num_hidden_layers=LAYERS)
@@ -233,10 +237,16 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str)
         for module in model.modules():
             if isinstance(module, Qwen3MoeTopKRouter):
                 module.__class__ = WideRouter
-        return replace(loaded, model=model.to(loaded.dtype).eval())
+        model.to(loaded.dtype).eval()
+        if kind == "lora":
+            inject(model, Lora(rank=4, alpha=8.0))
+        grow(loaded := replace(loaded, model=model))
+        return loaded
     if kind == "qwen3":
         with tempfile.TemporaryDirectory() as folder:
-            config = Qwen3Config(**SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2})
+            config = Qwen3Config(
+                **SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": LAYERS}
+            )
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config)  # whose save_pretrained writes on one rank alone
             save_file(model.state_dict(), f"{folder}/model.safetensors", metadata={"format": "pt"})
@@ -244,9 +254,9 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str)
             tiny_tokenizer().save_pretrained(folder)
             settings = PretrainedModel(name=folder).model_copy(update={"dtype": dtype})
             return load_model(settings, seed=seed)
-    if kind == "untied":
+    if kind == "untied" or (kind == "lora" and UNTIED):
         head: Any = loaded.model.lm_head
-        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        head.weight = torch.nn.Parameter(head.weight.detach().clone(), kind == "untied")
         loaded.model.config.tie_word_embeddings = False
     return loaded
 

@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tests import moe
-from tests.contracts.learners import DTYPE, LOSS, PARAMS, STAGES, Make, assert_alike, close, grow
-from tests.contracts.rank import PARALLEL, WORLD, starts_ranks
+from tests.contracts.learners import DTYPE, LOSS, PARAMS, STAGES, Make, Ranks, assert_alike, close, grow
+from tests.contracts.rank import PARALLEL, WORLD, divided, starts_ranks
 from tests.forked_ranks import Starter
 from tests.trainer.vllm_double import GlooGroup, Vllm, serving
 from transformers import AutoModelForCausalLM
@@ -230,6 +230,37 @@ def test_what_was_saved_goes_on_bit_for_bit(
     assert_alike(ours, alone, rows, dtype)
     again.update(rows)
     torch.testing.assert_close(again.learnt(), ours.learnt(), rtol=0, atol=0)
+    saved_by_one(alone, folder / "by_one")
+    again.all(lambda learner: learner.load(folder / "by_one"))
+    torch.testing.assert_close(again.learnt(), alone.learnt(), rtol=0, atol=0)
+    assert_alike(again, alone, rows, dtype)
+
+
+def saved_by_one(alone: Ranks, path: Path) -> None:
+    """By the first process, if each has a learner that is alone."""
+    processes = mesh_of(Parallel(), "cpu")
+    if processes.rank == 0:
+        alone.all(lambda learner: learner.save(path))
+    processes.gather("written")
+
+
+@divided
+@pytest.mark.parametrize("kind", ["", "experts"], ids=["dense", "experts"])
+def test_a_checkpoint_of_other_ranks_goes_on(
+    make: Make, rows: list[Sample], ranks: int, kind: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The last one in the folder of all, if there is one."""
+    left = tmp_path_factory.getbasetemp().parent
+    before = mesh_of(Parallel(), "cpu").gather(len([*left.glob(f"of_{kind}*")]))[0]
+    ours, alone = make(ranks, seed=3, kind=kind), make(1, seed=3, kind=kind)
+    if before:
+        for each in (ours, alone):
+            each.all(lambda learner: learner.load(left / f"of_{kind}{before - 1}"))
+        torch.testing.assert_close(ours.learnt(), alone.learnt(), rtol=0, atol=0)
+        assert_alike(ours, alone, rows)
+    else:
+        ours.update(rows)
+    ours.all(lambda learner: learner.save(left / f"of_{kind}{before}"))
 
 
 def test_ranks_of_a_layer_go_on_alike_whoever_saved(make: Make, ranks: int, folder: Path) -> None:
@@ -310,7 +341,8 @@ def test_weights_are_sent_by_the_first_rank(
 
 SAVED = "(saved and not float32)"  # which is written in the same way
 SOME = f"15-True or scores or {SAVED} or weights_are"  # a critic, walks, checkpoints, exports
-LAYERS = f"{SOME} or qwen3 or False-lora"
+ADAPTERS = f"{SOME} or False-lora"
+LAYERS = f"{ADAPTERS} or qwen3"
 HEADS = {"cp": 2, "cp_style": "ulysses"}
 PIPED = (  # stages have no micro-batch of their own that could fail
     f"15-False or scores or {SAVED} or weights_are or True-qwen3 or False-lora or skipped"
@@ -323,9 +355,9 @@ PIPED = (  # stages have no micro-batch of their own that could fail
     ("size", "parallel", "tests"),
     [
         (2, {}, "not processes"),
-        (2, {"cp": 2}, SOME),
+        (2, {"cp": 2}, f"{ADAPTERS} or in_bfloat16"),
         (2, {"tp": 2}, f"{LAYERS} or in_bfloat16"),
-        (4, {"dp_replicate": 2}, f"{SOME} or leaves_nothing"),
+        (4, {"dp_replicate": 2}, f"{ADAPTERS} or in_bfloat16 or leaves_nothing"),
         (4, {"cp": 2}, SOME),
         (4, {"tp": 2}, LAYERS),
         (2, HEADS, f"{SOME} or True-qwen3"),
@@ -334,12 +366,12 @@ PIPED = (  # stages have no micro-batch of their own that could fail
         (4, {"ep": 2}, f"15-True or {SAVED} or replayed"),
         (4, {"ep": 2, "dp_replicate": 2}, "15-True"),
         (4, {"ep": 4, **HEADS}, "15-True-float64 or replayed"),
-        (2, {"pp": 2}, PIPED),
-        (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores"),
+        (2, {"pp": 2}, f"{PIPED} or in_bfloat16"),
+        (2, {"pp": 2, "pp_schedule": "interleaved_1f1b"}, "15-False or scores or True-lora"),
         (4, {"pp": 2}, f"15-False or scores or {SAVED} or weights_are_those"),
         (4, {"pp": 2, "tp": 2}, "15-False or weights_are_those"),
         (4, {"pp": 2, "dp_replicate": 2, "offload": True}, f"15-False or {SAVED}"),
-        (2, {"offload": True}, SOME),
+        (2, {"offload": True}, ADAPTERS),
     ],
     ids=["dp2", "cp2", "tp2", "hsdp2x2", "dp2cp2", "dp2tp2",
          "ulysses2", "dp2ulysses2", "ep2", "dp4ep2", "hsdp2x2ep2", "dp2ulysses2ep4",
@@ -357,3 +389,21 @@ def test_processes_that_divide_a_model(
     that it makes trainable (tp2, qwen3 and lora); experts that as many ranks share as there are (ep2);
     micro-batches of unequal length in stages (pp2)."""
     starter.check(size, parallel, __file__, tests, tmp_path)
+
+
+@starts_ranks
+@pytest.mark.parametrize(
+    ("kind", "by", "then", "at_last"),
+    [("dense", {"pp": 2}, {"tp": 2}, {}), ("experts", {"ep": 2}, {"dp_replicate": 2}, {"ep": 2})],
+)
+def test_a_checkpoint_goes_from_two_ranks_to_four_and_back(
+    starter: Starter,
+    tmp_path: Path,
+    kind: str,
+    by: dict[str, Any],
+    then: dict[str, Any],
+    at_last: dict[str, Any],
+) -> None:
+    """Which divide the model in other ways."""
+    for size, parallel in ((2, by), (4, then), (2, at_last)):
+        starter.check(size, parallel, __file__, f"other_ranks and {kind}", tmp_path)
