@@ -295,7 +295,8 @@ def _cpu() -> list[Check]:
 
 
 def _gpus() -> list[Check]:
-    """FSDP of Llama 3.1 8B without compile: the share is fitted on 8 GPUs, 128 are predicted."""
+    """FSDP of Llama 3.1 8B without compile: the share is fitted on 8 GPUs, 128 are predicted. What Silva itself
+    has done on one GPU: its tokens with the share of `Machine`, and its MFU from its tokens."""
     machine = Machine(bandwidth=2.4e12, memory=96e9)
 
     def rate(gpus: int, trained: float) -> float:
@@ -308,9 +309,14 @@ def _gpus() -> list[Check]:
     share = 0.35
     for _ in range(20):
         share *= 5762 / rate(8, share)
+    small, model = Task(groups=8, size=1, prompt=0, reply=2048, spread=0, scores=0), MODELS["0.6B"]
+    flop = training_cost.training_flop(model, small, recompute=False)
+    alone = small.unique / training_cost.training(model, H100, small, 1, Parallel(), recompute=False).seconds
     return [
         Check("Llama 8B, FSDP on 8 H100, tokens/s a GPU", rate(8, share), 5762, "/s", TITAN, True),
         Check("Llama 8B, FSDP on 128 H100, tokens/s a GPU", rate(128, share), 5605, "/s", TITAN),
+        Check("Silva, 0.6B on one H100, 8 x 2048, tokens/s", alone, 35_856, "/s", RESULTS),
+        Check("its MFU", 35_856 * flop / small.unique / H100.flops, 0.155, "", RESULTS),
     ]
 
 
@@ -375,7 +381,7 @@ def _weights() -> list[Check]:
 
 
 def _number(value: float, unit: str) -> str:
-    return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+    return (f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}").rstrip()
 
 
 def _seconds(value: float) -> str:

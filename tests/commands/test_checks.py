@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from silva.cli import main
 from silva.commands.checks import bias_notes, check, check_environments, check_parts, data_notes
 from silva.config.load import load
 from silva.errors import CapabilityError, ConfigError
@@ -33,6 +35,40 @@ def test_ranks_that_do_not_go_with_the_rest_are_refused(sections: Any, words: st
     sections = {"trainer": RANKS, "placement": {"type": "services"}, **sections}
     with pytest.raises(CapabilityError, match=re.escape(words)):
         check(resolved(**sections))
+
+
+@pytest.mark.parametrize(
+    ("parallel", "words"),
+    [
+        ({"tp": 4}, "num_attention_heads = 2"),
+        ({"tp": 2, "pp": 2}, "with embeddings that are the head too"),
+        ({"pp": 4}, "got 4 stages for 2 layers"),
+        ({"ep": 2}, "has no experts"),
+        ({"cp": 4, "cp_style": "ulysses"}, "the model has 2 (num_attention_heads)"),
+    ],
+)
+def test_ranks_that_the_model_does_not_allow_are_refused(parallel: Any, words: str) -> None:
+    trainer, placement = {"ranks": 4, "parallel": parallel}, {"type": "services"}
+    with pytest.raises(CapabilityError, match=re.escape(words)):
+        check(resolved(model=TWO_HEADS, trainer=trainer, placement=placement))
+
+
+@pytest.mark.parametrize(
+    "command", [["rl"], ["rl", "--dry-run"], ["sft"], ["sft", "--dry-run"], ["trainer", "--unix=t.sock"]]
+)
+def test_every_command_refuses_what_the_model_does_not_allow_before_it_starts_a_part(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("subprocess.Popen", None)
+    model = [f"--model.{key}={value}" for key, value in TWO_HEADS.items()]
+    ranks = ["--placement.type=services", "--trainer.ranks=4", "--trainer.parallel.tp=4"]
+    assert main([*command, *model, *ranks, "--environments.0.type=bandit"]) == 2
+    assert "trainer.parallel.tp = 4: the model has num_attention_heads = 2" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+TWO_HEADS = {"type": "tiny", "layers": 2, "heads": 2, "kv_heads": 2, "width": 32}
 
 
 def resolved(**sections: Any) -> Any:
@@ -244,7 +280,7 @@ def test_ranks_that_cannot_be_are_refused() -> None:
     trainer: dict[str, Any] = {"ranks": 4, "parallel": {"tp": 2}}
     with pytest.raises(CapabilityError, match=r'trainer.ranks = 4 with placement.type = "local"'):
         check(resolved(trainer=trainer))
-    check(resolved(trainer=trainer, placement={"type": "services"}))
+    check(resolved(trainer=trainer, placement={"type": "services"}, model={"type": "tiny"}))
     trainer["parallel"] = {"tp": 3}
     with pytest.raises(CapabilityError, match=r"got 4 ranks for .* tp = 3 .* expected 3: see trainer.ranks"):
         check(resolved(trainer=trainer, placement={"type": "services"}))

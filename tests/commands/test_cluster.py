@@ -26,7 +26,7 @@ from silva.placement.carrier import MODE, TOKEN, TOKEN_PATH
 from silva.registries import REGISTRIES
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cluster"
-WIDTH, LAYERS, ROWS = 32, 1, 262  # of the byte tokenizer
+WIDTH, LAYERS, ROWS = 32, 2, 262  # of the byte tokenizer
 KV = 16  # one head of 16 numbers
 PARAMETERS = (
     ROWS * WIDTH  # embeddings, which are the head too
@@ -63,13 +63,13 @@ def by_name(found: Any) -> dict[str, Any]:
 def test_memory_of_each_part_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.version.cuda", None)
     parts = by_name(planned(type="services"))
-    assert PARAMETERS == 23840
+    assert PARAMETERS == 39264
     cached = 4 * 2 * LAYERS * 1 * KV * 8 * 50  # float32, keys and values, 8 rollouts of 50 tokens
     assert parts["inference"].memory == PROCESS_BYTES + 4 * PARAMETERS + cached
     layer = 14 * WIDTH + 5 * 4 * WIDTH
     learning = 4 * PARAMETERS * 4  # weights, gradients and two moments
     logits = 4 * ROWS * 3 * 100
-    assert parts["trainer"].memory == PROCESS_BYTES + learning + 4 * layer * 100 + logits
+    assert parts["trainer"].memory == PROCESS_BYTES + learning + 4 * LAYERS * layer * 100 + logits
     assert parts["orchestrator"].memory == PROCESS_BYTES
 
 

@@ -231,6 +231,8 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str)
             torch.manual_seed(seed)
             config = moe.config("qwen3_moe", experts=EXPERTS, num_hidden_layers=LAYERS)
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention.NAME)
+            if kind == "lora":
+                inject(model, Lora(rank=4, alpha=8.0))
         if dtype == "float64":
             _keep_float64_norms(model)
         model.set_experts_implementation("eager")  # the others have no float64
@@ -238,8 +240,6 @@ def model_of(kind: str, tiny: Callable[..., LoadedModel], seed: int, dtype: str)
             if isinstance(module, Qwen3MoeTopKRouter):
                 module.__class__ = WideRouter
         model.to(loaded.dtype).eval()
-        if kind == "lora":
-            inject(model, Lora(rank=4, alpha=8.0))
         grow(loaded := replace(loaded, model=model))
         return loaded
     if kind == "qwen3":

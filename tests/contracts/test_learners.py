@@ -354,7 +354,7 @@ PIPED = (  # stages have no micro-batch of their own that could fail
 @pytest.mark.parametrize(
     ("size", "parallel", "tests"),
     [
-        (2, {}, "not processes"),
+        (2, {}, "not (processes or other_ranks)"),
         (2, {"cp": 2}, f"{ADAPTERS} or in_bfloat16"),
         (2, {"tp": 2}, f"{LAYERS} or in_bfloat16"),
         (4, {"dp_replicate": 2}, f"{ADAPTERS} or in_bfloat16 or leaves_nothing"),
@@ -396,7 +396,7 @@ def test_processes_that_divide_a_model(
     ("kind", "by", "then", "at_last"),
     [("dense", {"pp": 2}, {"tp": 2}, {}), ("experts", {"ep": 2}, {"dp_replicate": 2}, {"ep": 2})],
 )
-def test_a_checkpoint_goes_from_two_ranks_to_four_and_back(
+def test_processes_take_a_checkpoint_from_two_ranks_to_four_and_back(
     starter: Starter,
     tmp_path: Path,
     kind: str,

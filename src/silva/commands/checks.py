@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from silva.algorithms.losses import LOSSES
 from silva.config.schema import RunConfig
-from silva.errors import CapabilityError, ConfigError, SilvaError
+from silva.errors import CapabilityError, ConfigError, ModelError, SilvaError
 from silva.protocols import Engine, Forkable, Scripted, TaskSet, Trainer
 from silva.trainer.sharding import combinations
 
@@ -82,6 +83,25 @@ def check_ranks(config: RunConfig) -> None:
             combinations.REPLAY: config.replays_routing,
         }
         combinations.refuse(trainer.parallel, [name for name, holds in beside.items() if holds])
+        if ranks > 1:
+            check_division(config, ranks)
+
+
+def check_division(config: RunConfig, ranks: int) -> None:
+    """Refuse a model that cannot be divided among so many ranks. One that is not here is left to its loader.
+
+    Raises:
+        CapabilityError: with the key to change.
+    """
+    parallel = config.trainer.parallel
+    if all(getattr(parallel, way) == 1 for way in ("cp", "tp", "pp", "ep")):
+        return
+    from silva.models.outline import outline  # seconds to import
+    from silva.trainer.sharding.ranks import check
+
+    with suppress(ModelError):
+        model = outline(config.model)
+        check(model, parallel, ranks)
 
 
 def _check_idle(config: RunConfig) -> None:

@@ -84,10 +84,6 @@ def plan(config: RunConfig) -> ClusterPlan:
         model = outline(config.model)
     except ModelError as error:
         missing.append(str(error))
-    if model and config.ranks > 1:
-        from silva.trainer.sharding.ranks import check as check_division  # a second to import
-
-        check_division(model, config.trainer.parallel, config.ranks)
     parts = _parts(config, model)
     output = [str(Path(config.output_dir).absolute())] if config.placement.processes else []
     return ClusterPlan(

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from silva import process
 from silva.assembly import Assembly
+from silva.commands.checks import check_division
 from silva.commands.common import here, say, served
 from silva.config.load import Resolved, load
 from silva.config.schema import RunConfig
@@ -283,6 +284,7 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
                 "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix "
                 'socket (--unix, or placement.trainer = "unix:PATH")'
             )
+    check_division(own, max(own.ranks, place()[1]))
     process.prepare()
     with ExitStack() as stack:
         builder = Builder(own, stack)

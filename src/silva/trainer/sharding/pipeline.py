@@ -93,8 +93,8 @@ def cut(model: PreTrainedModel, rank: int, ranks: int, interleaved: bool) -> lis
         CapabilityError: this model cannot be cut into as many.
     """
     decoder: Any = model.get_decoder()
-    stages = ranks * (2 if interleaved else 1)
-    _check(model, decoder, stages)
+    stages = check_stages(model, ranks, interleaved)
+    _check(model, decoder)
     mine = [Stage(model, number, stages) for number in range(rank, stages, ranks)]
     embeddings: Any = model.get_input_embeddings()
     tied = embeddings if embeddings.weight is model.get_output_embeddings().weight else None
@@ -128,12 +128,22 @@ def _only(
     return found
 
 
+def check_stages(model: PreTrainedModel, ranks: int, interleaved: bool) -> int:
+    """How many stages so many ranks have.
+
+    Raises:
+        CapabilityError: the model, with or without its numbers, has fewer layers.
+    """
+    stages, layers = ranks * (2 if interleaved else 1), len(model.get_decoder().layers)
+    if layers < stages:
+        got = f"got {stages} stages for {layers} layers"
+        raise CapabilityError(f"trainer.parallel.pp: {got}, expected at most as many")
+    return stages
+
+
 @torch.no_grad()
-def _check(model: PreTrainedModel, decoder: Any, stages: int) -> None:
+def _check(model: PreTrainedModel, decoder: Any) -> None:
     family, key = model.config.model_type, "trainer.parallel.pp"
-    if len(decoder.layers) < stages:
-        got = f"got {stages} stages for {len(decoder.layers)} layers"
-        raise CapabilityError(f"{key}: {got}, expected at most as many")
     embeddings: Any = model.get_input_embeddings()
     device = "cpu" if model.device.type == "meta" else model.device  # its buffers have numbers
     x = torch.linspace(-1, 1, 2 * embeddings.weight.shape[1], device=device, dtype=model.dtype)

@@ -46,7 +46,7 @@ from silva.trainer.sharding import combinations
 from silva.trainer.sharding.expert_parallel import ExpertParallel, check_experts, exchanged
 from silva.trainer.sharding.filling import fill
 from silva.trainer.sharding.parallel import Mesh
-from silva.trainer.sharding.pipeline import Pipeline, cut
+from silva.trainer.sharding.pipeline import Pipeline, check_stages, cut
 from silva.trainer.sharding.tensor_parallel import divide_tensors, styles
 from silva.wire.codec import decode, encode
 
@@ -85,6 +85,8 @@ def check(model: PreTrainedModel, parallel: Parallel, ranks: int) -> None:
         check_heads(model.config, parallel.cp, parallel.tp)
     if parallel.tp > 1:
         styles(model, parallel.tp)
+    if parallel.pp > 1:
+        check_stages(model, parallel.pp, parallel.pp_schedule == "interleaved_1f1b")
 
 
 class Ranks(Mesh):
