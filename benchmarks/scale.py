@@ -295,8 +295,8 @@ def _cpu() -> list[Check]:
 
 
 def _gpus() -> list[Check]:
-    """FSDP of Llama 3.1 8B without compile: the share is fitted on 8 GPUs, 128 are predicted. What Silva itself
-    has done on one GPU: its tokens with the share of `Machine`, and its MFU from its tokens."""
+    """FSDP of Llama 3.1 8B without compile: the share is fitted on 8 GPUs, 128 are predicted. And what Silva
+    itself has done on one GPU: its tokens with the share of `Machine`, and its MFU from its tokens."""
     machine = Machine(bandwidth=2.4e12, memory=96e9)
 
     def rate(gpus: int, trained: float) -> float:
