@@ -47,7 +47,7 @@ SHORTEST = {
     "ARPO": Shortest(
         "branching",
         {3},
-        {"environment/calculator/answered", "train/clipped"},
+        {"environment/calculator/answered", "forest/branches", "train/clipped"},
         frozenset({"calculator"}),
         branches=True,
         flags=("--rollout.initial_rollouts", "1"),
