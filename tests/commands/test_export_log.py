@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, browser
 
 from silva.evaluation.inspect_log import _messages
 from silva.types import Message, ToolCall
-
-from ..monitoring.browser import CHROMIUM, browser
 
 INSPECT = Path(__file__).parents[2] / ".peers/inspect/bin"
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from browser import CHROMIUM, Page, browser
 
 from silva.environments.worlds.sokoban import SYMBOLS
 from silva.monitoring.report import write_report
 from silva.storage.rollouts import rollouts_path, write_rollouts
 
-from .browser import CHROMIUM, Page, browser
 from .fake_run import HOSTILE
 from .test_report_forests import row
 

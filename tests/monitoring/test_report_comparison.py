@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, browser
 
 from silva.errors import ConfigError
 from silva.monitoring.report_comparison import write_comparison
 
-from .browser import CHROMIUM, browser
 from .fake_run import HOSTILE
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, browser
 
 from silva.cli import main
 from silva.monitoring.report_lengths import lengths
-
-from .browser import CHROMIUM, browser
 
 MEANS = {"count": 4, "reward": 0.5, "turns": 2.0, "tool_calls": 1.0, "response_tokens": 9.0, "tokens": 20.0}
 

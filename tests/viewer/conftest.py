@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.monitoring.browser import Page, browser
+from browser import Page, browser
 from tests.monitoring.fake_run import decode, make_run
 from tests.viewer.looking import PLOTS, serving
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from tests.monitoring.browser import CHROMIUM, Page
+from browser import CHROMIUM, Page
 
 from silva.viewer.pages import Pages
 from silva.viewer.routes import app_of

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from browser import Page
 from hypothesis import given, settings
-from tests.monitoring.browser import Page
 from tests.monitoring.fake_run import HOSTILE, make_run, rollout
 from tests.viewer.looking import (
     ABOUT_JS,

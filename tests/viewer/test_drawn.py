@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.monitoring.browser import Page
+from browser import Page
 from tests.monitoring.fake_run import segment
 from tests.viewer.looking import ABOUT_JS, IN_BROWSER, PLACES, RUN, assert_soon, go, serving
 
