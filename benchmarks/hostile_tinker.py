@@ -8,6 +8,7 @@ from typing import Any
 from silva.server.openapi import document
 from silva.server.parsing import Body
 from silva.server.tinker import bodies
+from silva.server.tinker.routes import REFUSED
 
 POSTED: Mapping[str, type[Body]] = {
     "create_session": bodies.SessionBody,
@@ -27,10 +28,19 @@ POSTED: Mapping[str, type[Body]] = {
     "retrieve_future": bodies.FutureBody,
     "cancel_future": bodies.FutureBody,
 }
+OF_ALL = ("client/config", "client/dynamic_config", "telemetry")  # any JSON
+CHECKPOINT = "training_runs/{id}/checkpoints/{name}"
 SHOWN = (
     "healthz", "get_server_capabilities", "training_runs", "training_runs/{id}", "checkpoints", "sessions",
-    "training_runs/{id}/checkpoints", "sessions/{id}", "samplers/{id}",
+    "training_runs/{id}/checkpoints", "sessions/{id}", "samplers/{id}", f"{CHECKPOINT}/external_weights_urls",
+    "files/{token}",
 )  # fmt: skip
+CHANGED: Mapping[tuple[str, str], type[Body] | None] = {
+    ("POST", f"{CHECKPOINT}/publish"): None,
+    ("DELETE", f"{CHECKPOINT}/publish"): None,
+    ("PUT", f"{CHECKPOINT}/ttl"): bodies.TtlBody,
+    ("DELETE", CHECKPOINT): None,
+}
 
 
 def tinker_document(there: Mapping[str, str]) -> dict[str, Any]:
@@ -39,6 +49,9 @@ def tinker_document(there: Mapping[str, str]) -> dict[str, Any]:
         ("POST", f"/api/v1/{path}"): (body, path) for path, body in POSTED.items()
     }
     routes |= {("GET", f"/api/v1/{path}"): (None, path) for path in SHOWN}
+    routes |= {("POST", f"/api/v1/{path}"): (Body, path) for path in OF_ALL}
+    routes |= {(how, f"/api/v1/{path}"): (body, path) for (how, path), body in CHANGED.items()}
+    routes |= {(how, f"/api/v1{path}"): (None, words) for (how, path), words in REFUSED.items()}
     found = document(routes, vocabulary=256)
     found["components"]["securitySchemes"] = {"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
     for schema in found["components"]["schemas"].values():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tests.commands.conftest import PARITY
 
 from silva.cli import main
-from silva.commands.seeds import seeds_of
+from silva.commands.outcome import RunOutcome
+from silva.commands.seeds import report, seeds_of
 from silva.errors import ConfigError
 
 
@@ -82,3 +84,23 @@ def test_runs_that_go_on_are_found_by_the_name_in_a_variable(
     monkeypatch.setenv("SILVA_NAME", "mine")
     assert main(["rl", "--seeds", "0-1", "--resume"]) == 2
     assert "there is no run in runs/mine/seed_0" in capsys.readouterr().err
+
+
+def test_the_report_over_seeds_has_the_mean_and_student_s_interval(tmp_path: Path) -> None:
+    done = {}
+    for seed, after in ((0, 0.25), (3, 0.5), (4, 0.75)):
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        rows = [{"step": 0, "eval/lake/reward": 0.5}, {"step": 1, "eval/lake/reward": after}]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (folder / "config.toml").write_text(f"seed = {seed}\n")
+        told = {"model": "tiny", "steps": 1, "tokens_generated": 8, "tokens_trained": 8}
+        done[seed] = RunOutcome(folder, told, None, None)
+    report(tmp_path, done, ["7"])
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (before,), (after,) = summary["eval_before"], summary["eval_after"]
+    assert (before["mean"], before["ci_low"], before["ci_high"]) == (0.5, None, None)  # all equal
+    half = 4.302652729911275 * 0.25 / 3**0.5  # Student's t with two degrees of freedom, 97.5 %
+    assert (after["mean"], after["ci_low"], after["ci_high"]) == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    page = (tmp_path / "report.html").read_text()
+    assert f"{0.5 - half:.3f}" in page and f"{0.5 + half:.3f}" in page and "seeds 7" in page

@@ -1,4 +1,8 @@
-"""What every engine does. A new one adds itself to the fixture `engine`."""
+"""What every engine does. A new one adds itself to the fixture `engine`.
+
+Not here: `TinkerEngine`, which has no entropies and loads samplers of its service alone; a server takes some
+seconds to start. tests/server/tinker/test_runs_of_silva.py and tests/trainer/test_tinker.py try it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What every trainer does. A new one adds itself to the fixture `make`."""
+"""What every trainer does. A new one adds itself to the fixture `make`.
+
+Not here: `TinkerTrainer`. It has no weights that `make` could seed, no full fine-tuning, critic, entropies or
+folder to export. tests/server/tinker/test_runs_of_silva.py holds it to the local trainer's numbers.
+"""
 
 from __future__ import annotations
 

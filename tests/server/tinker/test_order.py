@@ -86,6 +86,34 @@ async def test_models_that_are_ready_together_share_a_pass_and_nobody_waits_for_
         assert together == [[one], [one, other], [one, other], *[[one]] * 16]
 
 
+async def test_a_session_that_is_asked_for_again_is_the_same_one(of_each_database: Service):
+    async with of_each_database.asked() as http:
+        made = []
+        for key, sent in (("tml-a", "1"), ("tml-a", "1"), ("tml-a", "2"), ("tml-b", "1"), ("tml-a", None)):
+            headers = {"x-api-key": key} | ({"x-idempotency-key": sent} if sent else {})
+            answer = await http.post("/create_session", json={}, headers=headers)
+            made.append(answer.json()["session_id"])
+        assert made[0] == made[1] and len(set(made)) == 4
+        listed = (await http.get("/sessions", headers={"x-api-key": "tml-a"})).json()["sessions"]
+        assert sorted(listed) == sorted({made[0], made[2], made[4]})
+
+
+async def test_keys_take_turns_however_many_models_each_has(service: Service, monkeypatch):
+    monkeypatch.setattr(training, "TOGETHER", 2)
+    async with service.asked() as http:
+        client, other = await Client(http).begin(), await Client(http, **{"x-api-key": "tml-other"}).begin()
+        many, one = [await client.model(number) for number in range(4)], await other.model()
+        service.runs.hold.clear()
+        sent = [(client, await client.passed(many[0], 1))]
+        await until(lambda: service.runs.calls[-1] == ("create", one), "")
+        sent += [(client, await client.passed(model, 1)) for model in many[1:]]
+        sent.append((other, await other.passed(one, 1)))
+        service.runs.hold.set()
+        for who, each in sent:
+            await who.result(each)
+        assert service.runs.together == [[many[0]], [many[1], one], [many[2], many[3]]]
+
+
 async def test_a_wrong_request_fails_alone_and_those_after_it_go_on(service: Service):
     async with service.asked() as http:
         client = await Client(http).begin()

@@ -21,6 +21,10 @@ import torch
 
 pytest.importorskip("tinker", reason="needs tinker: pip install tinker")
 
+import tinker
+from peft import PeftModel
+from tinker.cli.commands.checkpoint import _download_checkpoint
+
 from silva.commands.plan import describe, plan_run
 from silva.commands.sft import supervise
 from silva.commands.train import train
@@ -33,6 +37,7 @@ from silva.errors import ConfigError, CostLimit
 from silva.models.loading import load_model, load_tokenizer
 from silva.models.lora_runs import LoraRuns
 from silva.registries import REGISTRIES
+from silva.storage.rollouts import read_rollouts
 from silva.trainer.learner import Learner
 from silva.trainer.settings import LocalTrainerSettings
 from silva.trainer.tinker import ServiceAdapter, TinkerTrainer
@@ -172,7 +177,9 @@ def test_updates_at_the_service_are_those_of_the_local_trainer(address):
         asyncio.run(main())
 
 
-def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(address, tmp_path):
+def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(
+    address, tmp_path, monkeypatch
+):
     decode = load_tokenizer(TinyModel()).decode
     engine = TinkerEngine(TinkerEngineSettings(url=address), "tiny", decode)
     adapter = ServiceAdapter("tiny", RANK, SEED, frozenset({"attn"}))
@@ -185,7 +192,7 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
         await trainer.forward_backward(rows(seed), LOSSES[0])
         await trainer.optim_step(OptimParams(lr=3e-2))
 
-    async def main() -> None:
+    async def main() -> tuple[str, list[int], tuple[float, ...]]:
         first = trainer()
         await first.connect()
         await engine.connect()
@@ -238,8 +245,19 @@ def test_samples_and_scores_of_a_version_stay_its_own_and_a_checkpoint_goes_on(a
         await begun.close()
         await first.close()
         await second.close()
+        return path, [*prompt, *before.tokens], expected.logprobs
 
-    asyncio.run(main())
+    path, tokens, expected = asyncio.run(main())
+    # What the SDK downloads of it PEFT loads, over the same base model.
+    monkeypatch.setenv("TINKER_BASE_URL", address)
+    rest, folder = tinker.RestClient(), tmp_path / "downloaded"
+    folder.mkdir()
+    _download_checkpoint(rest, path, folder, show_progress=False, format="json")
+    theirs = PeftModel.from_pretrained(load_model(TinyModel(), seed=0).model, str(folder))
+    with torch.no_grad():
+        logits = theirs(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1]
+    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    np.testing.assert_allclose(found[len(prompt) - 1 :], expected, atol=1e-5)
 
 
 def test_a_run_of_reinforcement_learning_and_what_is_left_of_it(address, tmp_path, monkeypatch):
@@ -397,8 +415,22 @@ def test_a_pipeline_of_act_prm_learns_at_the_service_what_it_learns_here(
     name, more, address, tmp_path, monkeypatch, noted
 ):
     monkeypatch.chdir(tmp_path)
+    compared, real = list[float](), TinkerTrainer.score
+
+    async def score(self: TinkerTrainer, samples: Any, needs: frozenset[str]) -> Any:
+        found = await real(self, samples, needs)
+        rows = found.reference_logprobs or ()  # the probe asks for none
+        for sample, row in zip(samples, rows, strict=bool(rows)):
+            sampled = (sample.loss_weights > 0) & ~np.isnan(sample.logprobs)
+            compared.append(float(np.abs(row - sample.logprobs)[sampled].max()))
+        return found
+
+    monkeypatch.setattr(TinkerTrainer, "score", score)
     train(pipeline(name, address, *more))
     lines = metrics_of(name)
+    # KL as a reward: the base model scores what the policy has sampled, which has moved after a step.
+    assert bool(compared) == ("--algorithm.kl_reward_coef=0.1" in more)
+    assert not compared or compared[0] < 1e-4 < compared[-1]
     assert lines[-1]["perf/mismatch_max"] < 1e-3
     updates = [name for name, _, _ in noted]
     assert updates and updates == ["forward_backward", "optim_step"] * (len(updates) // 2)
@@ -409,6 +441,24 @@ def test_a_pipeline_of_act_prm_learns_at_the_service_what_it_learns_here(
         groups = {sample.group for sample in noted[0][1][0]}
         assert any(each.endswith("/demonstration") for each in groups) and len(groups) > 1
     made_here(noted)
+
+
+def test_a_run_at_the_service_begins_as_the_local_one_with_its_seed(address, tmp_path, monkeypatch):
+    """Before the first update the policies are one, and greedy replies have no draws: all numbers are equal,
+    to the bit. What differs afterwards stands in docs/tinker.md."""
+    monkeypatch.chdir(tmp_path)
+    keys = [*BRIEF, "--steps=1", "--eval.sampling.temperature=0", "--eval.tasks=2"]
+    train(pipeline("thoughts", address, *keys))
+    here = load([f"@{ACT_PRM / 'thoughts.toml'}", "@tiny.toml", "--name=here", *keys], REGISTRIES, env={})
+    train(here)
+    theirs, ours = ({k: v for k, v in metrics_of(name)[0].items() if not k.startswith("perf/")}
+                    for name in ("thoughts", "here"))  # fmt: skip
+    assert theirs == ours and any(key.startswith("eval/") for key in ours)
+    tasks = [
+        [row.trajectory.id for row in read_rollouts(Path(f"runs/{name}/rollouts/step_1.parquet"))]
+        for name in ("thoughts", "here")
+    ]
+    assert tasks[0] == tasks[1] and tasks[0]
 
 
 def test_relabelled_demonstrations_are_learned_at_the_service_and_rl_begins_from_there(

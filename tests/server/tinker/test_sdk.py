@@ -317,6 +317,9 @@ def test_what_the_server_has_not_is_refused_with_words(trained, client, rest):
         (lambda: admin.get_audit_log(), "no audit log"),
         (lambda: admin.get_current_checkpoint_storage_usage(), "no bills"),
         (lambda: admin.get_billing_usage("2026-01-01", "2026-01-02"), "no bills"),
+        (lambda: rest.get_audit_log(), "no audit log"),
+        (lambda: rest.get_current_checkpoint_storage_usage(), "no bills"),
+        (lambda: rest.get_billing_usage("2026-01-01", "2026-01-02"), "no bills"),
         (
             lambda: client.create_training_client_from_state(path, weights_access_token="tml-a"),
             "access tokens",
@@ -326,6 +329,17 @@ def test_what_the_server_has_not_is_refused_with_words(trained, client, rest):
             ask().result()
     with pytest.raises(RuntimeError, match="plain API key"):  # says the SDK
         rest.whoami().result()
+
+
+def test_what_is_the_client_s_own_does_not_need_the_server(trained, client, rest):
+    from tinker.lib.api_future_impl import QueueState
+
+    sampler = client.create_sampling_client(base_model="base").result()
+    every = (client, trained, sampler, rest, tinker.AdminClient())
+    assert {each.get_telemetry() for each in every} == {None}  # TINKER_TELEMETRY=0
+    session = trained.model_id.partition(":")[0]
+    assert all(session in each.get_console_url() for each in (client, trained))
+    assert sampler.on_queue_state_change(QueueState.PAUSED_CAPACITY, "why") is None
 
 
 def test_a_client_that_is_closed_ends_its_session(rest):

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from tests.trainer.tenants.runs import CLIENT, SHAPE, Client, data, gradient, passed, plain, tenants, weights
 
+from silva.engines.local.engine import LocalEngine
+from silva.engines.settings import LocalEngineSettings
 from silva.errors import CheckpointError
-from silva.trainer.tenants import AdamParams, Pass
+from silva.server.tinker.adapters import FolderSampler
+from silva.trainer.tenants import AdamParams, Datum, Pass
 from silva.trainer.tenants.learner import Tenants
+from silva.types import Completion, SamplingParams, TokenScores
 
 A = Client("a", 4, 1)
 
 
-def trained(client: Client = A, steps: int = 2) -> Tenants:
-    learner = tenants()
+def trained(client: Client = A, steps: int = 2, dtype: str = "float32") -> Tenants:
+    learner = tenants(dtype)
     client.begin(learner)
     go_on(learner, client, range(steps))
     return learner
@@ -92,6 +99,30 @@ def test_peft_loads_it_and_gives_the_same_logits(tmp_path: Path, shape: dict[str
     assert (mine - base).abs().max() > 1e-3
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert all("." not in name for name in config["target_modules"])
+
+
+@pytest.mark.slow
+def test_the_sampler_of_a_folder_records_what_training_computes(tmp_path: Path) -> None:
+    """Log-probabilities of sampled tokens, and of a prompt, in float64."""
+    learner = trained(dtype="float64")
+    learner.save("a", tmp_path, optimizer=False)
+
+    async def sampled() -> tuple[Completion, TokenScores]:
+        with ThreadPoolExecutor(1) as compute:
+            engine = LocalEngine(plain("float64"), LocalEngineSettings(), compute)
+            sampler = FolderSampler(engine, 128, 259, ())
+            found = await sampler.sample(prompt, SamplingParams(max_tokens=9, seed=3), tmp_path)
+            return found, await sampler.score([*prompt, *found.tokens], 1, tmp_path, 0)
+
+    prompt = list(range(40, 50))
+    found, scored = asyncio.run(sampled())
+    tokens = np.array([*prompt, *found.tokens])
+    datum = Datum(tokens[:-1], tokens[1:], {"weights": np.ones(len(tokens) - 1)})
+    (there,) = passed(learner.passes([Pass("a", [datum], "cross_entropy", {}, False)]))
+    (computed,) = there.logprobs
+    assert len(found.tokens) > 1 and computed.dtype == np.float64
+    np.testing.assert_allclose(scored.logprobs, computed, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.logprobs, computed[len(prompt) - 1 :], rtol=0, atol=1e-12)
 
 
 def rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:

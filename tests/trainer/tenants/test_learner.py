@@ -51,7 +51,7 @@ def sample_of(datum: Datum) -> Sample:
     given = {name: np.concatenate([[0.0], array]) for name, array in datum.inputs.items()}
     return Sample(
         tokens=np.append(datum.tokens, datum.targets[-1]),
-        loss_weights=given.get("weights", np.concatenate([[0.0], np.ones(n)])),
+        loss_weights=given.get("weights", given.get("sequence_ratio_mask", np.append(0.0, np.ones(n)))),
         logprobs=given.get("logprobs", np.zeros(n + 1)),
         temperatures=np.ones(n + 1),
         versions=np.zeros(n + 1, np.int64),
@@ -66,6 +66,8 @@ OF_SILVA = {
     "ppo": LossSpec("clipped"),
     "cispo": LossSpec("cispo"),
     "dro": LossSpec("dro"),
+    "gspo": LossSpec("gspo"),
+    "importance_sampling": LossSpec("clipped", {"clip_low": 1.0, "clip_high": 1e9}),  # it never clips
 }
 
 

@@ -13,6 +13,7 @@ listings (listings.py), and keys, hosts and sizes (keys.py, wire/guard.py).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import secrets
 import sqlite3
@@ -107,10 +108,13 @@ class TinkerRoutes:
     # --- sessions
 
     async def create_session(self, request: Request, owner: str) -> Any:
-        body, name = await posted(request, bodies.SessionBody), secrets.token_hex(12)
-        now = CLOCK.time()
+        body, sent = await posted(request, bodies.SessionBody), request.headers.get("x-idempotency-key", "")
+        # What is sent again, since its answer was lost, is the same session. That of another key is not.
+        told = hashlib.blake2b(f"{owner} {sent}".encode(), digest_size=12).hexdigest()
+        name, now = told if sent else secrets.token_hex(12), CLOCK.time()
         values = (name, owner, body.display_name, _dumped(body.user_metadata), now, now)
-        query = "INSERT INTO sessions (id, owner, name, metadata, created, heard) VALUES (?, ?, ?, ?, ?, ?)"
+        query = ("INSERT INTO sessions (id, owner, name, metadata, created, heard) VALUES (?, ?, ?, ?, ?, ?) "
+                 "ON CONFLICT (id) DO NOTHING")  # fmt: skip
         await self._tables.change(query, *values)
         return {"session_id": name}
 

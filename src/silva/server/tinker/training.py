@@ -4,13 +4,15 @@
         optimizer steps, saves, loads ──> one after the other, at most TURNS of a model
         passes of all models ──────────> ONE call of Runs.passes ──> results, in one transaction
 
-Not here: which models are in memory (live_models.py), what the passes compute (trainer/tenants/), sampling.
+Keys take turns, and of each key the model that waited longest. Not here: which models are in memory
+(live_models.py), what the passes compute (trainer/tenants/), sampling.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -44,6 +46,17 @@ TOGETHER = 32  # models in one call
 IDLE = 30.0  # seconds without a request
 PASSES = ("forward_backward", "forward")
 CHANGING = ("forward_backward", "optim_step", "load_weights")
+
+
+def in_turns(heads: Sequence[Row]) -> list[Row]:
+    """The first one of each key, then the second of each, and so on: many models make nobody else wait."""
+    turns = Counter[str]()
+
+    def turn(head: Row) -> int:
+        turns[head["owner"]] += 1
+        return turns[head["owner"]]
+
+    return sorted(heads, key=turn)
 
 
 class TrainQueue:
@@ -113,15 +126,16 @@ class TrainQueue:
         return worked or bool(heads)
 
     async def _heads(self) -> list[Row]:
-        """The next request of each model, those of the model that waited longest first.
+        """The next request of each model: one of each key in turn, of the model that waited longest first.
 
         Of models whose weights are all trained only as many as memory holds. One with requests since its
         folder goes on till it has the next one: if it had to leave, these would be done again.
         """
         heads = await self._tables.rows(
-            "SELECT r.id, r.line, r.seq, r.kind, m.rank FROM requests r JOIN models m ON m.id = r.line "
-            "WHERE r.finished IS NULL AND r.seq = m.done + 1 ORDER BY m.used"
+            "SELECT r.id, r.line, r.seq, r.kind, r.owner, m.rank FROM requests r JOIN models m ON "
+            "m.id = r.line WHERE r.finished IS NULL AND r.seq = m.done + 1 ORDER BY m.used"
         )
+        heads = in_turns(heads)
         full = [head for head in heads if head["rank"] == 0]
         full.sort(key=lambda head: not self._live.goes_on(head["line"]))
         waiting = full[max(self._full, 1) :]
