@@ -6,6 +6,7 @@ Read from the code: a rule that holds in all modules, also in those that no othe
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,10 @@ def _fault(node: ast.AST, place: str) -> Iterator[str]:
             loopback = isinstance(node.args[0], ast.Tuple) and _is(node.args[0].elts[0], "127.0.0.1")
             if place not in LISTENS | FREE_PORTS and not loopback and "signature" not in ast.unparse(value):
                 yield f"binds {ast.unparse(node.args[0])}"
+        case ast.List(elts=words) | ast.Tuple(elts=words) if _stops_ray(" ".join(map(ast.unparse, words))):
+            yield "ends every Ray of the machine"
+        case ast.Call(args=[ast.Constant(value=str(line)), *_]) if _stops_ray(line):
+            yield "ends every Ray of the machine"
         case ast.Call(func=ast.Attribute(attr="start_server" | "create_server" | "run_app" as name)):
             yield f"listens by {name}"
     if isinstance(node, ast.Call):
@@ -84,6 +89,10 @@ def _fault(node: ast.AST, place: str) -> Iterator[str]:
 
 
 FORBIDDEN = OBJECT_COLLECTIVES | PICKLED_FILES
+
+
+def _stops_ray(line: str) -> bool:
+    return re.search(r"\bray\W+stop\b", line) is not None
 
 
 def _given(call: ast.Call, keyword: str) -> bool:
@@ -133,6 +142,8 @@ def test_no_module_pickles_evaluates_or_listens_for_itself() -> None:
         "dist.rendezvous('env://')",
         "dist.init_process_group('gloo')",
         "import uvicorn",
+        "subprocess.run(['ray', 'stop', '--force'])",
+        "os.system('ray stop')",
         "from http.server import HTTPServer",
     ],
 )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
+import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.runs import differences, end_state, write_config
+from tests.runs import ROOT, differences, end_state, write_config
 from tests.trainer.conftest import make_samples
 
 from silva.config.load import load
@@ -95,18 +97,20 @@ def test_ranks_that_are_lost_change_nothing(folder: Path, undisturbed: dict[str,
     assert differences(folder / "lost", undisturbed) == []
 
 
-SILVA = ["-m", "silva"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *SILVA]
+SCRIPT = ROOT / "examples" / "cluster" / "torchrun_nodes.sh"
 
 
-def test_ranks_of_torchrun_raise_the_same_and_go_on(folder: Path, make_samples: Any, tmp_path: Path) -> None:
+def test_ranks_of_torchrun_on_two_nodes_raise_the_same_and_go_on(
+    folder: Path, make_samples: Any, tmp_path: Path
+) -> None:
+    """Both nodes are this machine."""
     samples: list[Sample] = make_samples([9, 14])
     config = load([f"@{folder / 'run.toml'}"], REGISTRIES, env={}).config
     run = folder / "alone"
 
     async def use(address: str) -> list[Any]:
         asked = Open(plain_config(config.model_dump(mode="json")), False, str(run), "parameters")
-        trainer = RemoteTrainer(Peer(address, name="trainer"), asked, patience=LIMIT)
+        trainer = RemoteTrainer(Peer(address, name="trainer", key="secret"), asked, patience=LIMIT)
         try:
             await trainer.connect()
             with pytest.raises(CheckpointError, match="nothing"):
@@ -119,12 +123,18 @@ def test_ranks_of_torchrun_raise_the_same_and_go_on(folder: Path, make_samples: 
         finally:
             await trainer.close()
 
-    with tempfile.TemporaryDirectory(prefix="s-") as sockets:
-        address = f"unix:{sockets}/t.sock"
-        words = argv(folder, "alone", "--unix", f"{sockets}/t.sock", command="trainer")
-        with supervised(words, by=TORCHRUN) as process:
-            found = asyncio.run(use(address))
-    assert found == pytest.approx(alone(config, samples), rel=1e-5), process.output
+    base, output = (json.dumps(str(path)) for path in (folder / "run.toml", folder))
+    placement = 'placement = { type = "services", threads = 1 }'
+    (tmp_path / "torchrun.toml").write_text(f"extends = {base}\noutput_dir = {output}\n{placement}\n")
+    script = [str(shutil.copy(SCRIPT, tmp_path))]
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        meeting, port = (str(each.getsockname()[1]) for each in (one, two))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    told = {"MASTER": "127.0.0.1", "MASTER_PORT": meeting, "LISTEN_HOST": "127.0.0.1", "LISTEN_PORT": port,
+            "SILVA_API_KEY": "secret", "PATH": path}  # fmt: skip
+    with supervised(["0"], told, by=script) as node, supervised(["1"], told, by=script) as other:
+        found = asyncio.run(use(f"http://127.0.0.1:{port}"))
+    assert found == pytest.approx(alone(config, samples), rel=1e-5), [node.output, other.output]
     assert (run / "plain" / "model.safetensors").exists()
 
 

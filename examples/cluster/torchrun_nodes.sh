@@ -8,4 +8,4 @@ node="${1:?0 on the first node, 1 on the second}"
 cd "$(dirname "$0")"
 exec torchrun --nnodes=2 --node-rank="$node" --nproc-per-node="${RANKS:-1}" \
   --master-addr="${MASTER:-node1}" --master-port="${MASTER_PORT:-29500}" \
-  -m silva trainer @ torchrun.toml --host 0.0.0.0 --port 8702
+  -m silva trainer @ torchrun.toml --host "${LISTEN_HOST:-0.0.0.0}" --port "${LISTEN_PORT:-8702}"
