@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -221,3 +222,30 @@ def test_of_killed_actors_what_is_stopped_is_ended_and_nothing_else() -> None:
         for process in processes:
             assert process.stdout is not None
             process.stdout.close()
+
+
+JOINS = """
+import os, subprocess, sys
+from silva.placement.ray_cluster import cluster
+from silva.placement.settings import RayPlacementSettings
+
+def ask(**who):
+    env = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN_PATH"} if who else {}
+    code = f"from ray._raylet import GcsClient; print(GcsClient(address={address!r}).check_alive([], 60))"
+    done = subprocess.run([sys.executable, "-c", code], env=env | who or None, capture_output=True, text=True)
+    print(done.returncode, "InvalidAuthToken" in done.stderr, flush=True)
+
+with cluster(RayPlacementSettings(), print) as address:
+    ask()
+    ask(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    ask(RAY_AUTH_MODE="disabled")
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_nobody_joins_a_cluster_of_its_own_with_another_token_or_none() -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("needs Ray: pip install 'silva[ray]'")
+    done = subprocess.run([sys.executable, "-c", JOINS], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["0 False", "1 True", "1 True"], done.stderr
