@@ -132,6 +132,16 @@ def table(title: str) -> list[list[str]]:
     return [[name for cell in row for name in re.findall(r"`([^`]+)`", cell)] for row in rows]
 
 
+def test_addresses_are_well_formed_and_each_has_one_form():
+    """They are asked by hand (`sphinx-build -b linkcheck`): tests have no network."""
+    found = {link for page in PAGES for link in re.findall(r"\]\((https?://[^)\s]+)\)", page.read_text())}
+    assert len(found) > 30
+    assert [
+        link for link in found if not re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/[\w./~%-]*)?(#[\w-]+)?", link)
+    ] == []
+    assert len({link.rstrip("/") for link in found}) == len(found)
+
+
 def test_the_extras_of_the_first_page_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(
