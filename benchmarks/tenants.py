@@ -1,11 +1,16 @@
 """Gradients of several LoRA runs of one base model in one pass, against those of one run after the other.
 
     .venv/bin/python benchmarks/tenants.py --json tenants.json          about five minutes
+    .venv/bin/python benchmarks/tenants.py --clients 3 --json clients.json      of a server, 3 steps each
 
 Every run has rows that share a prompt, as a group of samples does, and adapters of rank 16 on all layers.
 The two ways take turns, and ratios are medians of neighbours. Seconds are those that this process computed,
 on one thread, so other work on the machine counts little. Both ways give every run the same bits: the
 gradients are compared. Joint passes hold up to `trainer.micro_batch_tokens` tokens.
+
+With `--clients` the runs are those of clients of `silva serve tinker`, a process of its own: all at once, and
+one after the other. Then wall seconds count too, as a client waits between its steps; all log-probabilities
+that clients get, of each step and of the weights after the last one, are compared.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import tenants_clients as clients
 import torch
 from common import Row, machine, parser, results, write
 
@@ -36,10 +42,21 @@ def main() -> int:
     options.add_argument("--rows", type=int, default=8, help="of a run (default 8)")
     options.add_argument("--tokens", default="64,16", help="of prompts and of answers (default 64,16)")
     options.add_argument("--repeats", type=int, default=5, help="pairs of calls (default 5)")
+    options.add_argument(
+        "--clients", type=int, default=0, metavar="STEPS", help="clients of a server instead"
+    )
     given = options.parse_args()
     torch.set_num_threads(1)
     speed, words = machine()
     counts = [int(count) for count in given.runs.split(",")]
+    if given.clients:
+        print(words, flush=True)
+        length = int(given.tokens.partition(",")[0])
+        data = [_data(run, given.rows, length) for run in range(max(counts))]
+        rows, equal = clients.measured(given.model, counts, data, given.clients, given.repeats)
+        print(results(rows))
+        write([speed, *rows], given.json)
+        return int(not equal)
     loaded = load_model(PretrainedModel(name=given.model), seed=0)
     learner = Tenants(loaded, LocalTrainerSettings())
     for run in range(max(counts)):
