@@ -24,14 +24,18 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def openai_agents(url):
-    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+def openai_agents(url, api="OpenAIChatCompletionsModel"):
+    import agents
     from openai import AsyncOpenAI
 
     client = AsyncOpenAI(base_url=f"{url}/v1", api_key="any")
-    model = OpenAIChatCompletionsModel(model="any", openai_client=client)
-    agent = Agent(name="sums", instructions="Add.", tools=[function_tool(add)], model=model)
-    return asyncio.run(Runner.run(agent, QUESTION)).final_output
+    model = getattr(agents, api)(model="any", openai_client=client)
+    agent = agents.Agent(name="sums", instructions="Add.", tools=[agents.function_tool(add)], model=model)
+    return asyncio.run(agents.Runner.run(agent, QUESTION)).final_output
+
+
+def openai_agents_responses(url):
+    return openai_agents(url, "OpenAIResponsesModel")
 
 
 def pydantic_ai(url):
