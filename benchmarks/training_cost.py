@@ -120,7 +120,12 @@ def shard(model: Model, machine: Machine, ranks: int, tokens: int, cp: int = 1) 
 
 
 def copies_of(size: int, ranks: int, cp: int = 1) -> Parallel:
-    return Parallel(dp_shard=size // cp, dp_replicate=ranks // size, cp=cp, cp_style="ulysses")
+    return Parallel(
+        dp_shard=size // cp,
+        dp_replicate=ranks // size,
+        cp=cp,
+        cp_style="ulysses" if cp > 1 else "all_gather",
+    )
 
 
 def sharded(model: Model, machine: Machine, task: Task, ranks: int, cp: int = 1) -> float:
