@@ -307,6 +307,22 @@ def test_algorithms_of_prime_rl_keep_their_advantage(tmp_path, kind, ours):
     assert {key: found.get(key) for key in ours} == ours
 
 
+def test_no_level_no_stale_rollouts_and_two_places_for_one_algorithm_of_prime_rl(tmp_path):
+    algo = "".join(
+        f'[{at}.algo]\ntype = "opd"\n[{at}.algo.teacher]\nname = "their/teacher"\n'
+        for at in ("orchestrator", "orchestrator.train")
+    )
+    found = read_as(tmp_path, "rl.toml", f"max_async_level = 0\n{PRIME}{algo}")
+    assert found["rollout"]["max_async_level"] == 0 and "max_off_policy_steps" not in found["rollout"]
+    assert found["algorithm"] == {"type": "distillation", "reference": {"name": "their/teacher"}}
+
+
+def test_a_group_of_one_has_to_be_changed(tmp_path, capsys):
+    (path,) = files(tmp_path, {"rl.toml": PRIME.replace("group_size = 16\n", "")})
+    assert main(["import", str(path)]) == 2
+    assert "rollout.group_size = 1 leaves nothing to compare an episode with" in capsys.readouterr().out
+
+
 def test_evaluations_and_tasks_of_prime_rl_have_their_numbers(tmp_path):
     text = (
         PRIME.replace("interval = 5", "")

@@ -19,7 +19,7 @@ from silva.conversion.configs import READERS
 from silva.conversion.configs.carried import Carried, Note
 from silva.conversion.configs.detect import detect
 from silva.conversion.configs.source import read
-from silva.errors import ConfigError
+from silva.errors import CapabilityError, ConfigError
 from silva.monitoring.printable import printable, put
 from silva.ports import FILES
 from silva.registries import REGISTRIES
@@ -79,9 +79,13 @@ def convert(paths: list[Path], system: str = "") -> tuple[str, Carried]:
 
 def problems(table: dict[str, Any], origins: Mapping[str, str] = MappingProxyType({})) -> str:
     """What Silva would refuse in it; "" if nothing. `origins`: where the values of keys come from."""
+    from silva.commands.checks import check  # seconds to import
+
     try:
-        load([], REGISTRIES, values=table, env={}, own_code=False)
-    except ConfigError as error:
+        config = load([], REGISTRIES, values=table, env={}, own_code=False).config
+        if "data" not in table:
+            check(config)
+    except (ConfigError, CapabilityError) as error:
         text = re.sub(rf"{PYTHON}: ([\w.]+)", lambda key: _placed(key[1], origins), str(error))
         return "" if "loads no code" in text and text.count("\n") <= 1 else text
     return ""

@@ -41,6 +41,7 @@ REASONS = {
     "task set takes",
     "orchestrator.eval.sampling.max_completion_tokens": "rollout.limits bounds evaluations too",
     "orchestrator.eval.source.*": "as those of training",
+    "*max_off_policy_steps": "with max_async_level = 0 no rollout is in flight when the policy changes",
     "trainer.model.*": "trainer.parallel, gradient_checkpointing and model.dtype (docs/services.md)",
     "*": "no equal",
 }
@@ -138,9 +139,9 @@ def _sizes(draft: Carried) -> None:
                 "rollout.limits.max_turn_tokens",
             )
     levels = ("max_async_level", "async_level")
-    draft.move("rollout.max_async_level", *levels, *(f"orchestrator.{key}" for key in levels), usual=1)
     stale = "max_off_policy_steps"
-    draft.move(f"rollout.{stale}", stale, f"orchestrator.{stale}", usual=8)
+    if draft.move("rollout.max_async_level", *levels, *(f"orchestrator.{key}" for key in levels), usual=1):
+        draft.move(f"rollout.{stale}", stale, f"orchestrator.{stale}", usual=8)
 
 
 def _algorithm(draft: Carried) -> None:
@@ -150,10 +151,12 @@ def _algorithm(draft: Carried) -> None:
         kind = str(draft.take(key, "default"))
         if kind == "opd":
             draft.set("algorithm.type", "distillation", key)
-            del draft.values["algorithm.advantage"]
+            draft.values.pop("algorithm.advantage", None)
             teacher = key.replace(".type", ".teacher.name")
             draft.move("algorithm.reference.name", teacher)
             draft.note(key, "the teacher is loaded by the trainer here, not asked at a base_url")
+            if draft.values.get("rollout.max_async_level"):  # its loss has no ratio of its own here
+                draft.set("algorithm.rollout_correction.weight", "truncate")
         elif kind in ADVANTAGES:
             if key in draft.given:
                 draft.set("algorithm.advantage", ADVANTAGES[kind], key)
