@@ -172,33 +172,42 @@ def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
 
 
 class Agent:
-    """Takes tasks, asks once for each, and posts a reward of its own: at once, or when as many steps have
-    been trained as `WAITS` says of the place of the task. Those of `FORGOTTEN` it forgets.
+    """Takes all tasks there are at the time, asks once for each, and posts a reward of its own: at once, or when
+    as many steps have been trained as `WAITS` says of the place of the task. Those of `FORGOTTEN` it forgets.
+
+    Args:
+        state: how many steps have been trained.
+        ahead: of how many steps tasks are played while one is trained.
 
     Attributes:
         posted: the rewards that were taken, with the place of the task.
         refused: places of those that came too late.
+        rode: by place, how many steps were trained between the claim and the reward.
     """
 
-    def __init__(self, address: str, state: Callable[[], int]) -> None:
-        self.address, self.trained = address, state
+    def __init__(self, address: str, state: Callable[[], int], ahead: int) -> None:
+        self.address, self.trained, self.ahead = address, state, ahead
         self.posted, self.refused, self.taken = dict[float, int](), list[int](), 0
+        self.rode, self._claimed = dict[int, int](), dict[int, int]()
         self._waiting = list[tuple[int, str]]()  # place, where to post
 
     async def work(self) -> None:
         async with httpx2.AsyncClient(timeout=60) as client:
             while True:
+                while self.taken < min(PLACES, OF_STEP * (1 + self.ahead + self.trained())):
+                    if not await self.claim(client):
+                        await asyncio.sleep(0.01)
                 for each in [each for each in self._waiting if self.trained() >= WAITS.get(each[0], 0)]:
                     self._waiting.remove(each)
                     await self.post(client, *each)
-                if not await self.claim(client):
-                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)
 
     async def claim(self, client: httpx2.AsyncClient) -> bool:
         told = await client.post(f"{self.address}/claim", json={})
         if told.status_code == 404:
             return False
         session, place, self.taken = told.json(), self.taken, self.taken + 1
+        self._claimed[place] = self.trained()
         said = {"messages": [{"role": "user", "content": str(session["task"]["data"]["n"])}]}
         await client.post(f"{session['base_url']}/chat/completions", json=said)
         if place not in FORGOTTEN:
@@ -208,6 +217,7 @@ class Agent:
 
     async def post(self, client: httpx2.AsyncClient, place: int, url: str) -> None:
         reward = (1 + len(self.posted)) / 64
+        self.rode[place] = self.trained() - self._claimed[place]
         status = (await client.post(url, json={"reward": reward})).status_code
         assert status in (200, 410)
         if status == 200:
@@ -217,50 +227,56 @@ class Agent:
             self.refused.append(place)
 
 
-# A step has 8 episodes, which begin while the step before it is played; 17 waits for its own step.
-WAITS = {8: 1, 9: 1, 16: 2, 17: 3}
+OF_STEP, PLACES = 8, 32  # episodes
+# Those of a step begin while one before it is played; 17 waits for its own step.
+WAITS = {8: 1, 9: 1, 16: 2, 17: 3, 20: 2, 21: 2}
 FORGOTTEN = (18, 19, 26)  # 18 and 19 are a whole group
-LOST, SLOW = "the agent gave no sign of life for 1 s", "no end within rollout.limits.timeout = 2 s"
+LOST, SLOW = "the agent gave no sign of life for 1 s", "no end within rollout.limits.timeout = "
 
 
-async def late(path: Path) -> tuple[list[RolloutRow], Agent]:
-    """A run of four steps, the next of which is played while one is trained."""
+async def late(path: Path, level: int) -> tuple[list[RolloutRow], Agent]:
+    """A run of four steps, `level` of which are played while one is trained."""
     rows = tuple({"n": n} for n in range(24))
     tasks = HarnessEnvironment(remote=True, rows=rows, eval_share=0.2).taskset()
     tasks.gateway = gateway = SessionGateway(lease=1.0)
     renderer = Renderer(tiny_tokenizer())
     engine = ScriptedEngine(lambda tokens, params: renderer.encode_reply("ok"))
-    limits = EpisodeLimits(timeout=2.0)
+    limits = EpisodeLimits(timeout=1.0 + level)
     settings = LinearRolloutSettings(group_size=2, redo=0, limits=limits)
-    run: Any = loop(path, 1, steps=4)
+    run: Any = loop(path, level, steps=4)
     run.parts.buffer.work.stream = TaskStream([Source("harness", tasks, 1.0)], 0)
     run.parts.buffer.work.rollout = Linear(settings, engine, renderer, seed=0)
     run.parts.buffer.recipe = run.parts.buffer.recipe.model_copy(update={"max_refills": 0})
     run.parts.engine.load = engine.load
     run.parts.trainer.forward_backward = AsyncMock(return_value={})
-    agent = Agent(await gateway.listen(), lambda: run.state.step)
+    agent = Agent(await gateway.listen(), lambda: run.state.step, level)
     working = asyncio.ensure_future(agent.work())
     ended = await first(run.run(), working)
     assert (ended or working).result()
     return [row for call in run.parts.monitor.rollouts.call_args_list for row in call.args[1]], agent
 
 
-def test_late_rewards_are_trained_once_or_dropped_with_a_reason(tmp_path: Path) -> None:
-    rows, agent = asyncio.run(asyncio.wait_for(late(tmp_path), 60))
+@pytest.mark.parametrize("level", [1, 2])
+def test_late_rewards_are_trained_once_or_dropped_with_a_reason(tmp_path: Path, level: int) -> None:
+    rows, agent = asyncio.run(asyncio.wait_for(late(tmp_path, level), 60))
     records = history(read(tmp_path / "ledger.jsonl"))
     assert audit(records, finished=True) == []
-    assert len({row.trajectory.id for row in rows}) == len(rows) == agent.taken == 32
-    rewards = [row.trajectory.raw_reward for row in rows if row.trajectory.failure is None]
+    assert len({row.trajectory.id for row in rows}) == len(rows) == agent.taken == PLACES
+    rewards = {row.trajectory.raw_reward: row for row in rows if row.trajectory.failure is None}
     assert sorted(rewards) == sorted(agent.posted), "what an agent could post counts, once"
-    assert {8, 9, 16} <= set(agent.posted.values()) and agent.refused == [17]
+    waited = {place: rewards[reward] for reward, place in agent.posted.items() if place in WAITS}
+    assert waited.keys() == WAITS.keys() - {17} and agent.refused == [17]
+    assert agent.rode[20] == agent.rode[21] == level < agent.rode[17]
     reasons = [row.reason for row in rows if row.status == "failed"]
-    assert len(reasons) == 4 == 32 - len(rewards)
+    assert len(reasons) == 4 == PLACES - len(rewards)
     assert [sum(each in reason for reason in reasons) for each in (LOST, SLOW)] == [3, 1]
     # Of one group nothing came, and of two so little that there is nothing to compare.
     dropped = {r.fields["group"]: r.fields["reason"] for r in records if r.event == "dropped"}
     assert sorted(dropped.values()) == ["failed", "zero_variance", "zero_variance"]
     assert dropped.keys() == {row.group for row in rows if row.status == "failed"}
-    assert set(trained(tmp_path)) == {row.group for row in rows} - dropped.keys()
+    learnt = trained(tmp_path)
+    assert sorted(learnt) == sorted({row.group for row in rows} - dropped.keys()), "once each"
+    assert waited[20].group == waited[21].group in learnt and waited[8].group in learnt
 
 
 def test_a_gateway_that_others_can_reach_needs_a_key_from_the_start(
