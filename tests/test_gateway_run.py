@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -17,6 +18,7 @@ import torch
 from scripted_engine import ScriptedEngine
 from tests.orchestrator.test_async_level import loop, trained
 from tests.runs import metrics, rollouts, small
+from tests.server.running import says as scripted
 
 import silva
 from silva.actors.policy import Policy
@@ -49,13 +51,12 @@ from silva.types import (
     SamplingParams,
     Step,
     Task,
+    ToolSpec,
     Trajectory,
 )
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs" / "gateway.md").read_text()
-LIMITS = EpisodeLimits(max_turns=6, max_turn_tokens=12, max_episode_tokens=400)
-SAYS = ("hello", "and then?", "go on")
 
 
 def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,27 +72,56 @@ def test_the_example_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(program.splitlines()) <= 15
 
 
+@dataclass(frozen=True)
+class Said:
+    """What a program says next, after all of its dialogue or after the first `keeps` messages of it."""
+
+    role: Any
+    content: str
+    keeps: int | None = None
+
+
+TOOLS = (ToolSpec("add", "Adds.", {"type": "object", "properties": {"a": {"type": "number"}}}),)
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+DIALOGUES = {
+    "turns": [Said("user", "hello"), Said("user", "and then?"), Said("user", "go on")],
+    "a tool": [Said("user", "1 + 1?"), Said("tool", "2"), Said("user", "thanks")],
+    "a branch": [
+        Said("user", "hello"), Said("user", "and then?"), Said("user", "or else?", 2), Said("user", "go on"),
+    ],
+}  # fmt: skip
+
+
 class Replies:
     """The environment of the same dialogue, natively."""
 
-    def __init__(self) -> None:
-        self.said = 0
+    def __init__(self, says: Sequence[Said]) -> None:
+        self.says, self.said, self.messages = says, 0, list[Message]()
 
     def tasks(self, split: str) -> Sequence[Task]:
         return []
 
     def environment(self, task: Task) -> Any:
-        self.said = 0
         return self
 
+    def shown(self) -> Observation:
+        said = self.says[self.said]
+        self.said += 1
+        message = Message(said.role, said.content, id=f"said {self.said}")
+        if said.keeps is None:
+            self.messages.append(message)
+            return Observation((message,), tools=TOOLS)
+        self.messages = [*self.messages[: said.keeps], message]
+        return Observation(context=tuple(self.messages), tools=TOOLS)
+
     async def reset(self) -> Observation:
-        return Observation((Message("user", SAYS[0], id="0"),))
+        return self.shown()
 
     async def step(self, message: Message) -> Step:
-        self.said += 1
-        if self.said == len(SAYS):
+        self.messages.append(message)
+        if self.said == len(self.says):
             return Step(rewards={"reward": 1.0}, terminated=True)
-        return Step(Observation((Message("user", SAYS[self.said], id=str(self.said)),)))
+        return Step(self.shown())
 
     async def close(self) -> None: ...
 
@@ -99,15 +129,18 @@ class Replies:
 class Program:
     """The same dialogue as an OpenAI client has it."""
 
-    def __init__(self) -> None:
-        self.gateway, self.harness = SessionGateway(), self
+    def __init__(self, says: Sequence[Said]) -> None:
+        self.says, self.gateway, self.harness = says, SessionGateway(), self
 
     async def run(self, task: Task, endpoint: Endpoint) -> Step:
         dialogue: list[Any] = []
+        tools: Any = [{"type": "function", "function": asdict(each)} for each in TOOLS]
         async with openai.AsyncOpenAI(base_url=endpoint.openai, api_key="any") as client:
-            for text in SAYS:
-                dialogue.append({"role": "user", "content": text})
-                answer = await client.chat.completions.create(model="m", messages=dialogue)
+            for said in self.says:
+                dialogue = dialogue[: said.keeps]
+                of = {"tool_call_id": dialogue[-1].tool_calls[0].id} if said.role == "tool" else {}
+                dialogue.append({"role": said.role, "content": said.content, **of})
+                answer = await client.chat.completions.create(model="m", messages=dialogue, tools=tools)
                 dialogue.append(answer.choices[0].message)
         return Step(rewards={"reward": 1.0})
 
@@ -125,7 +158,7 @@ class Recorded:
             (),
         )
         for turn in played.turns:
-            context = (*context, *turn.segments[0].tokens)
+            context = (*(() if turn.fresh else context), *turn.segments[0].tokens)
             (s,) = turn.reply
             self._answers[context] = Completion(
                 s.tokens, s.logprobs, s.raw_logprobs, s.entropies, s.versions, turn.stop_reason
@@ -136,21 +169,28 @@ class Recorded:
         return self._answers[tuple(tokens)]
 
 
-def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
-    settings = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=512, dtype="float64")
+@pytest.mark.parametrize("dialogue", DIALOGUES)
+def test_the_gradient_is_that_of_the_same_dialogues_played_natively(dialogue: str) -> None:
+    says = DIALOGUES[dialogue]
+    settings = TinyModel(layers=2, width=32, heads=4, kv_heads=2, context=2048, dtype="float64")
+    most = 100 if dialogue == "a tool" else 12
+    limits = EpisodeLimits(max_turns=6, max_turn_tokens=most, max_episode_tokens=settings.context)
     loaded = load_model(settings, seed=0)
     renderer, task = Renderer(loaded.tokenizer), Task("t", "agent", 0, {})
     with ThreadPoolExecutor(1) as compute:
-        engine = LocalEngine(loaded, LocalEngineSettings(context=512), compute)
+        local = LocalEngine(loaded, LocalEngineSettings(context=settings.context), compute)
 
         async def episode(number: int) -> tuple[Trajectory, Trajectory]:
             how: dict[str, Any] = {"id": f"e{number}", "seed": number}
+            engine: Any = local
+            if dialogue == "a tool":
+                engine = scripted(renderer, CALL, "it is 2", "bye", context=settings.context)
+            programs: Any = Program(says)
             policy = Policy(engine, renderer, Sampling())
-            programs: Any = Program()
-            through = await play(task, programs, policy, renderer, LIMITS, **how)
+            through = await play(task, programs, policy, renderer, limits, **how)
             recorded: Any = Recorded(through, engine)
             native = await play(
-                task, Replies(), Policy(recorded, renderer, Sampling()), renderer, LIMITS, **how
+                task, Replies(says), Policy(recorded, renderer, Sampling()), renderer, limits, **how
             )
             return through, native
 
@@ -158,12 +198,16 @@ def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
             return [await episode(number) for number in range(3)]
 
         pairs = asyncio.run(episodes())
-    gradients = []
+    fresh, gradients = [i == 0 or each.keeps is not None for i, each in enumerate(says)], []
     for played in zip(*pairs, strict=True):
-        assert all(len(each.turns) == 3 and each.raw_reward == 1.0 for each in played)
+        for each in played:
+            assert each.raw_reward == 1.0 and [turn.fresh for turn in each.turns] == fresh
         groups = [Group("g", task, played)]
         learner = Learner(loaded, LocalTrainerSettings(), seed=0)
         rows = [row.replace(advantages=row.loss_weights * 0.5 - 0.1) for row in to_samples(groups)]
+        assert len(rows) == 3 * sum(fresh)
+        trained_tokens = sum(len(turn.reply_tokens) for each in played for turn in each.turns)
+        assert sum(row.loss_weights.sum() for row in rows) == trained_tokens, "each reply carries loss once"
         learner.forward_backward(rows, LossSpec("reinforce"))
         gradients.append([p.grad.clone() for p in loaded.model.parameters() if p.grad is not None])
         loaded.model.zero_grad()
@@ -172,8 +216,9 @@ def test_the_gradient_is_that_of_the_same_dialogues_played_natively() -> None:
 
 
 class Agent:
-    """Takes all tasks there are at the time, asks once for each, and posts a reward of its own: at once, or when
-    as many steps have been trained as `WAITS` says of the place of the task. Those of `FORGOTTEN` it forgets.
+    """Takes all tasks there are at the time, asks once for each, and posts a reward of its own: at once, or
+    when as many steps have been trained as `WAITS` says of the place of the task. Those of `FORGOTTEN` it
+    forgets.
 
     Args:
         state: how many steps have been trained.
