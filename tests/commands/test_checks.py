@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from silva.cli import main
-from silva.commands.checks import bias_notes, check, check_environments, check_parts, data_notes
+from silva.commands.checks import (
+    bias_notes,
+    check,
+    check_division,
+    check_environments,
+    check_parts,
+    data_notes,
+)
 from silva.config.load import load
 from silva.errors import CapabilityError, ConfigError
 from silva.protocols import EngineCapabilities, TrainerCapabilities
@@ -68,6 +75,16 @@ def test_every_command_refuses_what_the_model_does_not_allow_before_it_starts_a_
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_model_that_has_no_outline_is_left_to_its_loader(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    model = {"type": "pretrained", "name": str(tmp_path)}
+    check(resolved(model=model, trainer={"ranks": 2, "parallel": {"tp": 2}}, placement={"type": "services"}))
+
+
+def test_a_trainer_that_divides_nothing_has_no_division_to_refuse() -> None:
+    check_division(resolved(trainer={"type": "tinker"}, engine={"type": "tinker"}), 2)
+
+
 TWO_HEADS = {"type": "tiny", "layers": 2, "heads": 2, "kv_heads": 2, "width": 32}
 
 
@@ -118,6 +135,19 @@ def test_what_does_not_fit_is_refused(
     engine: EngineCapabilities, trainer: TrainerCapabilities, algorithm: dict[str, Any], message: str
 ) -> None:
     assert refused(engine, trainer, algorithm=algorithm) == message
+
+
+def test_all_that_algorithms_need_is_refused_where_a_trainer_does_not_give_it() -> None:
+    found = set[str]()
+    recipes: tuple[Any, ...] = (
+        {"type": "ppo"},
+        {"kl_reward_coef": 0.1, "drop_zero_variance": False},
+        {"rollout_correction": {}},
+    )
+    for recipe in recipes:
+        found |= resolved(algorithm=recipe).algorithm.needs
+        assert refused(ENGINE, TrainerCapabilities(needs=frozenset()), algorithm=recipe)
+    assert found == ALL
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,15 @@ def check_ranks(config: RunConfig) -> None:
 
 
 def check_division(config: RunConfig, ranks: int) -> None:
-    """Refuse a model that cannot be divided among so many ranks. One that is not here is left to its loader.
+    """Refuse a model that cannot be divided among so many ranks, by the config.json that loading it finds.
+
+    One that cannot be had is left to its loader, and so is a trainer that divides none.
 
     Raises:
         CapabilityError: with the key to change.
     """
-    parallel = config.trainer.parallel
-    if all(getattr(parallel, way) == 1 for way in ("cp", "tp", "pp", "ep")):
+    parallel = getattr(config.trainer, "parallel", None)
+    if parallel is None or all(getattr(parallel, way) == 1 for way in ("cp", "tp", "pp", "ep")):
         return
     from silva.models.outline import outline  # seconds to import
     from silva.trainer.sharding.ranks import check

@@ -284,7 +284,7 @@ def serve_trainer(resolved: Resolved, given: Mapping[str, str]) -> int:
                 "files with your rights. Set the environment variable SILVA_API_KEY, or listen at a Unix "
                 'socket (--unix, or placement.trainer = "unix:PATH")'
             )
-    check_division(own, max(own.ranks, place()[1]))
+        check_division(own, max(own.ranks, place()[1]))
     process.prepare()
     with ExitStack() as stack:
         builder = Builder(own, stack)

@@ -20,13 +20,17 @@ def outline(settings: PretrainedModel | TinyModel) -> PreTrainedModel:
     """What `[model]` names, with its adapters and all parameters on the device "meta".
 
     Raises:
-        ModelError: its config.json is not here.
+        ModelError: its config.json is not here, or is of no model that predicts the next token.
     """
     plain = below(settings)
     with no_warnings():
         config = _config(plain)
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            try:
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            except ValueError as error:
+                named = getattr(plain, "name", plain.type)
+                raise ModelError(f"model.name = {named!r}: {one_line(str(error), 160)}") from error
             model.to(getattr(torch, settings.dtype))  # type: ignore[arg-type]
             if settings.lora is not None:
                 adapters.inject(model, settings.lora)

@@ -107,7 +107,7 @@ def joined(ranks: int, device: str, say: Say) -> Iterator[SharedCalls | None]:
 def _meeting() -> tuple[str, int]:
     """Host and port at which ranks meet, as a launcher says in the environment."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ConfigError(
             f"environment variables MASTER_ADDR and MASTER_PORT: got {host!r} and {port!r}, expected the "
             "host of the first rank, and a port of it"
