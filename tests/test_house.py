@@ -43,7 +43,7 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 86_821),
+    "lines of src/silva": (lambda: lines(SOURCE), 86_823),
     "lines of tests": (lambda: lines(ROOT / "tests"), 85_463),
     "lines of the longest file of src/silva": (longest, 406),
     "files of the largest room of src/silva": (most_files, 34),

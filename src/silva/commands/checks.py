@@ -95,8 +95,10 @@ def check_division(config: RunConfig, ranks: int) -> None:
     Raises:
         CapabilityError: with the key to change.
     """
-    parallel = getattr(config.trainer, "parallel", None)
-    if parallel is None or all(getattr(parallel, way) == 1 for way in ("cp", "tp", "pp", "ep")):
+    if not hasattr(config.trainer, "parallel"):
+        return
+    parallel = config.trainer.parallel
+    if all(getattr(parallel, way) == 1 for way in ("cp", "tp", "pp", "ep")):
         return
     from silva.models.outline import outline  # seconds to import
     from silva.trainer.sharding.ranks import check
