@@ -43,8 +43,8 @@ def keys() -> int:
 
 
 SIZES = {
-    "lines of src/silva": (lambda: lines(SOURCE), 86_823),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 85_463),
+    "lines of src/silva": (lambda: lines(SOURCE), 86_842),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 85_506),
     "lines of the longest file of src/silva": (longest, 406),
     "files of the largest room of src/silva": (most_files, 34),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -22,7 +22,7 @@ from silva.errors import ConfigError, RecordError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts
 from silva.storage.layout import Layout
-from silva.storage.ledger import Ledger
+from silva.storage.ledger import Ledger, read
 from silva.storage.metrics import append_metrics, read_metrics
 from silva.storage.rollouts import LearnedTurn, RolloutRow, rollouts_path, write_rollouts
 from silva.storage.run_folder import lock
@@ -173,6 +173,48 @@ def test_work_that_was_thrown_away_as_too_old_has_its_reason_and_what_it_became(
     ledger.commit()
     (row,) = [row for row in pages.answer("outcomes", asked)["rows"] if row["kind"] == "restarted"]
     assert (row["count"], row["first"], row["step"], row["at"]) == (3, 3, 3, 1)
+    assert row["about"].endswith("counts restarts (pieces of work: 2)")
+
+
+def test_restarts_of_much_work_say_what_their_link_finds_and_of_thoughts_it_finds_them(
+    tmp_path: Path, pages_of: Callable[[Path], Pages]
+) -> None:
+    run = Layout(make_run(tmp_path / "runs" / "a", steps=2))
+    ledger = Ledger.create(run.ledger)
+    for work in (f"s1g{i}" for i in range(81)):
+        ledger.record("issued", work=work, task="t", environment="w", step=1, attempt=0)
+        ledger.record("restarted", work=work, version=1)
+    ledger.commit()
+    thoughts = [replace(rollout(3, i, random.Random(0), 1.0), group=f"s1g80/t{i}") for i in (0, 1)]
+    write_rollouts(rollouts_path(run.rollouts, 3), thoughts)
+    pages, asked = pages_of(tmp_path / "runs"), {"run": ["runs/a"]}
+    (row,) = [row for row in pages.answer("outcomes", asked)["rows"] if row["kind"] == "restarted"]
+    assert len(row["works"]) == 80 and row["about"].endswith("finds the 80 that were restarted last")
+    linked = f"work in ({', '.join(map(json.dumps, row['works']))})"  # filterOf in static/rollouts.js
+    assert pages.answer("count", {**asked, "filter": [linked]})["count"] == 2
+
+
+def test_a_ledger_is_read_only_for_restarts_once_a_size_and_a_damaged_one_breaks_no_page(
+    tmp_path: Path, pages_of: Callable[[Path], Pages], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, read_of = Layout(make_run(tmp_path / "runs" / "a", steps=2)), list[Path]()
+    monkeypatch.setattr("silva.viewer.pages.read", lambda path: [read_of.append(path), read(path)][1])
+    ledger, pages = Ledger.create(run.ledger), pages_of(tmp_path / "runs")
+
+    def kinds() -> set[str]:
+        return {row["kind"] for row in pages.answer("outcomes", {"run": ["runs/a"]})["rows"]}
+
+    ledger.record("issued", work="s1g0", task="t", environment="w", step=1, attempt=0)
+    ledger.commit()
+    others = kinds()
+    assert "restarted" not in others and not read_of
+    ledger.record("restarted", work="s1g0", version=1)
+    ledger.commit()
+    assert kinds() == kinds() == others | {"restarted"} and len(read_of) == 1
+    run.ledger.write_bytes(run.ledger.read_bytes() + b"damaged\n")
+    assert kinds() == others
+    run.ledger.unlink()
+    assert kinds() == others
 
 
 def test_two_rollouts_of_a_task_word_by_word(pages: Pages) -> None:

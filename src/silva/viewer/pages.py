@@ -14,6 +14,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -21,13 +22,13 @@ from typing import Any, TypeVar
 
 from silva.config.diff import diff
 from silva.config.schema import Registries
-from silva.errors import ConfigError, RecordError
+from silva.errors import ConfigError, LedgerError, RecordError
 from silva.evaluation.over_seeds import over_seeds
 from silva.monitoring.report import charts, overview
 from silva.monitoring.report_forests import forest_of
 from silva.monitoring.report_rollouts import details
 from silva.storage.layout import Layout
-from silva.storage.ledger import history, read
+from silva.storage.ledger import Record, history, read
 from silva.storage.metrics import read_metrics
 from silva.storage.rollouts import LearnedTurn, read_columns, read_rollouts, said_in, work_of
 from silva.types import Segment, Turn
@@ -76,6 +77,7 @@ class Pages:
         self._query = Query()
         self._decoders: dict[Path, Decode | None] = {}
         self._decoding = threading.Lock()
+        self._thrown: dict[Path, tuple[int, list[str], dict[str, int]]] = {}
 
     def answer(self, path: str, given: Parameters) -> dict[str, Any]:
         """Raises ConfigError for what does not exist or is not understood, RecordError for a damaged file."""
@@ -215,22 +217,39 @@ class Pages:
         rows = self._query.outcomes([*run.rollouts().values()]) + self._restarted(run)
         stale = {"stale": ABOUT["stale"]}
         return {
-            "rows": [{**row, "about": ABOUT.get(row["kind"]) or stale.get(row["what"], "")} for row in rows]
+            "rows": [{"about": ABOUT.get(row["kind"]) or stale.get(row["what"], ""), **row} for row in rows]
         }
 
     def _restarted(self, run: FoundRun) -> list[dict[str, Any]]:
         """Work that was thrown away as too old, as one kind; its place is where the newest one ended up."""
-        found = history(read(run.layout.ledger)) if run.layout.ledger.is_file() else []
-        begun = [record.fields["work"] for record in found if record.event == "restarted"]
+        begun, steps = self._restarts(run.layout.ledger)
         if not begun:
             return []
-        steps = {r.fields["work"]: r.fields["step"] for r in found if r.event in ("issued", "sealed")}
         files, works = run.rollouts(), [*dict.fromkeys(reversed(begun))]
         newest = next((work for work in works if steps[work] in files), works[0])
         rows = self._query.members(files[steps[newest]], newest) if steps[newest] in files else []
-        return [{"kind": "restarted", "what": "stale", "count": len(begun), "works": works[:WORKS],
-                 "first": min(steps[work] for work in works), "step": steps[newest],
+        about = f"{ABOUT['restarted']}. The number counts restarts (pieces of work: {len(works)})"
+        if len(works) > WORKS:
+            about += f"; the link finds the {WORKS} that were restarted last"
+        return [{"kind": "restarted", "what": "stale", "about": about, "count": len(begun),
+                 "works": works[:WORKS], "first": min(steps.values()), "step": steps[newest],
                  "at": rows[0]["at"] if rows else None}]  # fmt: skip
+
+    def _restarts(self, ledger: Path) -> tuple[list[str], dict[str, int]]:
+        """The work of each restart, and the last step of each such work. To verify a ledger takes seconds, so
+        it is read only if the word stands in it, and again only if its size is another. A damaged one
+        has none: the rest of the page does not need it."""
+        size = ledger.stat().st_size if ledger.is_file() else 0
+        known, begun, steps = self._thrown.get(ledger, (-1, [], {}))
+        if known != size:
+            found = list[Record]()
+            with suppress(OSError, LedgerError):
+                found = history(read(ledger)) if b'"restarted"' in ledger.read_bytes() else []
+            begun = [record.fields["work"] for record in found if record.event == "restarted"]
+            of, placed = {*begun}, [each for each in found if each.event in ("issued", "sealed")]
+            steps = {r.fields["work"]: r.fields["step"] for r in placed if r.fields["work"] in of}
+            self._thrown[ledger] = size, begun, steps
+        return begun, steps
 
     def columns(self, given: Parameters) -> dict[str, Any]:
         """What a filter and an order may name."""

@@ -29,12 +29,12 @@ MEMBERS = 2000  # rollouts of one piece of work
 SHORT = 240  # characters of a text in a list
 
 KINDS: Mapping[str, Kind] = {
-    "step": "number", "environment": "text", "task": "text", "group": "text", "trajectory": "text",
-    "parent": "text", "agent": "text", "status": "text", "reason": "text", "stop_reason": "text",
-    "failure": "text", "error": "text", "reward": "number", "shaped_reward": "number", "advantage": "number",
-    "turns": "number", "tokens": "number", "response_tokens": "number", "tool_calls": "number",
-    "entropy": "number", "oldest_version": "number", "text": "text", "truncated": "flag", "failed": "flag",
-    "branch": "flag", "version": "number", "staleness": "number",
+    "step": "number", "environment": "text", "task": "text", "group": "text", "work": "text",
+    "trajectory": "text", "parent": "text", "agent": "text", "status": "text", "reason": "text",
+    "stop_reason": "text", "failure": "text", "error": "text", "reward": "number", "shaped_reward": "number",
+    "advantage": "number", "turns": "number", "tokens": "number", "response_tokens": "number",
+    "tool_calls": "number", "entropy": "number", "oldest_version": "number", "text": "text",
+    "truncated": "flag", "failed": "flag", "branch": "flag", "version": "number", "staleness": "number",
 }  # fmt: skip
 """Columns of a filter, with their kinds."""
 NAMED: Mapping[str, Kind] = {"rewards": "number", "shaped": "number", "metrics": "number"}
@@ -43,6 +43,7 @@ CUT = ("truncated", "max_turns", "max_tokens", "context_overflow", "timeout")
 
 _IN_FILES = {
     "reward": "reward_raw", "shaped_reward": "reward_shaped", "turns": "turn_count", "group": '"group"',
+    "work": "regexp_replace(\"group\", '/t[0-9]+$', '')",  # as rollouts.work_of
     "truncated": f"(stop_reason IN {CUT})", "failed": "(failure IS NOT NULL)",
     "branch": "(parent IS NOT NULL)",
     "staleness": "(version - oldest_version)",
@@ -134,8 +135,7 @@ class Query:
     def members(self, file: Path, work: str) -> list[dict[str, Any]]:
         """The rollouts of a piece of work: of its group, or of the states of an expert in it."""
         return self._ask(
-            f"SELECT {_selected()} FROM {_SOURCE} WHERE regexp_replace(\"group\", '/t[0-9]+$', '') = ? "
-            f'ORDER BY "at" LIMIT {MEMBERS}',
+            f'SELECT {_selected()} FROM {_SOURCE} WHERE {SQL["work"]} = ? ORDER BY "at" LIMIT {MEMBERS}',
             [_names([file]), work],
         )
 

@@ -94,7 +94,7 @@ function Row({ row, about }) {
 export function filterOf({ what, kind, works }) {
   if (what === "dropped") return `status == "dropped" and reason == ${JSON.stringify(kind)}`;
   if (what === "cut") return `stop_reason == ${JSON.stringify(kind)}`;
-  if (works) return `group in (${works.map((work) => JSON.stringify(work)).join(", ")})`;
+  if (works) return `work in (${works.map((work) => JSON.stringify(work)).join(", ")})`;
   if (what === "stale") return `staleness == ${parseInt(kind)} and status == "trained" and not truncated`;
   const start = kind.split("#")[0].trim();
   return start ? `failed and ${JSON.stringify(start)} in error` : "failed";
@@ -113,6 +113,6 @@ function Kinds({ rows, run, go }) {
   return html`<div class="wide" tabindex="0" role="region" aria-label="Kinds"><table><thead><tr><th>what</th><th>kind</th><th class="num">rollouts</th><th class="num">steps</th><th>latest</th></tr></thead>
     <tbody>${rows.map((row, i) => html`<tr key=${row.what + row.kind} class=${i === at ? "chosen" : ""}><td><${Chip} kind=${row.what} text=${row.what} /></td>
       <td class="reason">${!filters(run) ? row.kind : html`<a href=${link("rollouts", { run, filter: filterOf(row) })}>${row.kind}</a>`}${row.about && html`<div class="soft">${row.about}</div>`}</td>
-      <td class="num">${number(row.count)}</td><td class="num">${row.first === row.step ? row.step : `${row.first} to ${row.step}`}</td>
+      <td class="num">${number(row.count)}${row.works && (row.count === 1 ? " restart" : " restarts")}</td><td class="num">${row.first === row.step ? row.step : `${row.first} to ${row.step}`}</td>
       <td>${row.at != null && html`<a href=${link("rollout", { run, step: row.step, at: row.at })}>open</a>`}</td></tr>`)}</tbody></table></div>`;
 }
