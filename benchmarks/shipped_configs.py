@@ -4,8 +4,8 @@
 
 Prints a row of Markdown for each file whose path fits a pattern (`--each`), and one for all of them: keys of
 the file and of those that it names, keys that were carried over, notes for you to decide, keys that were not
-carried over, those of them without any equal, and files whose result Silva would refuse. A file that is no
-configuration of a run counts as not recognised.
+carried over, those of them without any equal, and files whose result `silva rl` or `silva sft` would refuse.
+A file that is no configuration of a run counts as not recognised.
 """
 
 from __future__ import annotations

@@ -103,10 +103,7 @@ class ForkableTools(Protocol):
 
 
 class Toolset(Protocol):
-    """Tools that are configured together, such as `search` and `fetch`.
-
-    Shared by all episodes: indices, caches and limits of rate are kept here.
-    """
+    """Tools that are configured together, for all episodes: here are indices, caches and limits of rate."""
 
     async def open(self, seed: int) -> ToolSession: ...
 

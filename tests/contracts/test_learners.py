@@ -251,16 +251,17 @@ def test_a_checkpoint_of_other_ranks_goes_on(
 ) -> None:
     """The last one in the folder of all, if there is one."""
     left = tmp_path_factory.getbasetemp().parent
-    before = mesh_of(Parallel(), "cpu").gather(len([*left.glob(f"of_{kind}*")]))[0]
+    name = f"of_{kind or 'dense'}_"
+    before = mesh_of(Parallel(), "cpu").gather(len([*left.glob(f"{name}*")]))[0]
     ours, alone = make(ranks, seed=3, kind=kind), make(1, seed=3, kind=kind)
     if before:
         for each in (ours, alone):
-            each.all(lambda learner: learner.load(left / f"of_{kind}{before - 1}"))
+            each.all(lambda learner: learner.load(left / f"{name}{before - 1}"))
         torch.testing.assert_close(ours.learnt(), alone.learnt(), rtol=0, atol=0)
         assert_alike(ours, alone, rows)
     else:
         ours.update(rows)
-    ours.all(lambda learner: learner.save(left / f"of_{kind}{before}"))
+    ours.all(lambda learner: learner.save(left / f"{name}{before}"))
 
 
 def test_ranks_of_a_layer_go_on_alike_whoever_saved(make: Make, ranks: int, folder: Path) -> None:

@@ -242,8 +242,7 @@ class TinkerTrainer:
 
     async def _training(self) -> TrainingClient:
         if self._client is None:
-            adapter = self._adapter
-            begins = self._settings.weights
+            adapter, begins = self._adapter, self._settings.weights
             with faults(f"train {begins or adapter.model}", own=False):
                 if begins:
                     await self._check_begins(begins)
@@ -268,9 +267,7 @@ class TinkerTrainer:
         rest = tinker.RestClient(base_url=self._settings.url or None, api_key=self._settings.key)
         found = await rest.get_weights_info_by_tinker_path(path)
         told = {name: getattr(found, f"train_{name}") for name in ("attn", "mlp", "unembed")}
-        modules = sorted(
-            name for name in told if told[name] or (told[name] is None and name in adapter.modules)
-        )
+        modules = sorted(m for m, is_in in told.items() if is_in or (is_in is None and m in adapter.modules))
         for key, got, expected in (
             ("model.name", adapter.model, found.base_model),
             ("model.lora.rank", adapter.rank, found.lora_rank),
