@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,7 +38,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for step in range(1, 4):
             append_metrics(folder / "metrics.jsonl", step, {
                 "train/loss": 1 / step, "reward/raw": 0.1 * step, "perf/tokens_per_second": 100.0,
-                "eval/lake/success": 0.5, "eval/lake/success_ci_low": 0.4,
+                "eval/lake/success": 0.25 * step, "eval/lake/success_ci_low": 0.4, "train/entropy": 3 - step,
+                "train/mismatch_kl": 0.001 * step, "perf/mfu": 0.5 / step,
             })  # fmt: skip
         for path in (folder / "ledger.jsonl", folder / "metrics.jsonl"):
             os.utime(path, (1e9 + age, 1e9 + age))
@@ -63,6 +66,52 @@ def test_the_newest_run_with_its_numbers_warnings_and_failed_episodes(runs, caps
     assert "answer 2.1" in text
     assert "answer 2.0" not in text
     assert text.index("answer 2.1") < text.index("answer 1.1")
+
+
+def test_each_number_is_a_line(runs, capsys):
+    """First, last, mean, lowest, highest."""
+    lines = {line.split()[0]: line.split()[1:] for line in shown(capsys, "new").splitlines() if line.strip()}
+    assert lines["train/entropy"] == ["2", "0", "1", "0", "2"]
+    assert lines["train/mismatch_kl"] == ["0.001", "0.003", "0.002", "0.001", "0.003"]
+    assert lines["eval/lake/success"] == ["0.25", "0.75", "0.5", "0.25", "0.75"]
+    assert lines["perf/mfu"] == ["0.5", "0.1667", "0.3056", "0.1667", "0.5"]
+
+
+PRIME_RL = [  # of its trainer and of its orchestrator, in the units that they log
+    {"loss/mean": -0.5, "entropy/all/mean": 0.75, "mismatch_kl/all/mean": 0.002, "optim/grad_norm": 0.25,
+     "perf/throughput": 4096.0, "perf/mfu": 38.5, "perf/peak_memory": 71.0, "time/step": 12.0},
+    {"train/agg/effective/solver/reward/mean": 0.625, "train/agg/effective/num_output_tokens/mean": 512.0,
+     "train/agg/all/solver/reward/mean": 0.5, "eval/aime/effective/solver/avg@4": 0.375},
+]  # fmt: skip
+
+
+def test_a_run_of_prime_rl_at_wandb(runs, capsys, monkeypatch):
+    rows = [{**half, "step": step, "_step": 2 * step} for step in (0, 1) for half in PRIME_RL]
+    run = SimpleNamespace(
+        name="solves", id="1a2b3c4d", state="running", scan_history=lambda: rows, files=lambda: [],
+        summary={"_step": 3, "step": 1}, config={}, created_at="2026-11-28T00:00:00Z",
+    )  # fmt: skip
+    api = SimpleNamespace(
+        run=lambda name: {"me/lake/1a2b3c4d": run}[name],
+        runs=lambda project, order: {"me/lake": [run]}[project],
+    )
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Api=lambda: api))
+    assert shown(capsys, "wandb:me/lake/1a2b3c4d").startswith("solves, running: step 1\n")
+    found = json.loads(shown(capsys, "wandb:me/lake/1a2b3c4d", "--json"))["metrics"]
+    assert {row["about"]: (row["last_step"], row["last"]) for row in found} == {
+        "loss": (1, -0.5), "entropy": (1, 0.75), "mismatch KL": (1, 0.002), "reward": (1, 0.625),
+        "evaluation": (1, 0.375), "gradient norm": (1, 0.25), "reply tokens": (1, 512.0),
+        "throughput (tokens/s)": (1, 4096.0), "MFU": (1, 38.5), "seconds": (1, 12.0),
+        "memory (GiB)": (1, 71.0),
+    }  # fmt: skip
+    assert len(found) == 11
+    assert shown(capsys, "--list", "wandb:me/lake").split()[:5] == [
+        "1a2b3c4d",
+        "solves",
+        "running",
+        "step",
+        "1",
+    ]
 
 
 def test_as_json_with_every_option(runs, capsys):
@@ -103,7 +152,7 @@ def test_a_list_has_the_newest_first(runs, capsys):
     (["wandb:me/p/r"], "Weights & Biases is not installed"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(runs, capsys, monkeypatch, arguments, words):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(["monitor", *arguments]) in (1, 2)
     assert words in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from silva.cli import main
 from silva.monitoring.monitor import Monitor
 from silva.monitoring.settings import Monitoring
 
@@ -39,7 +40,7 @@ def played(folder: Path, resume: int | None, **sink: object) -> str:
     return out.getvalue()
 
 
-def test_wandb_keeps_steps_samples_and_the_id_of_a_resumed_run(tmp_path, monkeypatch):
+def test_wandb_keeps_steps_samples_and_the_id_of_a_resumed_run(tmp_path, monkeypatch, capsys):
     wandb = pytest.importorskip("wandb")
     from silva.monitoring.wandb_runs import offline, records
 
@@ -58,6 +59,17 @@ def test_wandb_keeps_steps_samples_and_the_id_of_a_resumed_run(tmp_path, monkeyp
     assert len(samples) == 2  # of step 1
     assert samples[0]["prompt"].startswith("[user] You stand at P")
     assert {row["step"] for row in samples} == {1}
+    (first,) = [file for file, run in zip(files, runs, strict=True) if run.rows[0]["step"] == 1]
+    for named in (first, first.parent):  # the same from the command line
+        capsys.readouterr()
+        assert main(["monitor", str(named), "--reward-threshold", "2"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("walk: step 2\n")
+        lines = [line.split() for line in text.splitlines()]
+        assert ["reward/raw", "0.25", "0.5", "0.375", "0.25", "0.5"] in lines
+        assert ["eval/lake/pass@4", *["0.5"] * 5] in lines
+        assert [line[:2] for line in lines if line[:1] == ["step"]] == [["step", "1,"]] * 2
+        assert "[user] You stand at P" in text
 
 
 def test_mlflow_keeps_metrics_the_configuration_and_tables_of_one_run(tmp_path, monkeypatch):

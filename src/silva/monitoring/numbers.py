@@ -18,16 +18,23 @@ HEADS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("loss", ("train/loss", "loss/mean")),
     ("entropy", ("train/entropy", "entropy/all/mean", "entropy/mean")),
     ("mismatch KL", ("train/mismatch_kl", "mismatch_kl/all/mean", "mismatch_kl/mean")),
-    ("reward", ("reward/raw", "reward/*/raw", "reward/all/mean", "reward/mean")),
+    (
+        "reward",
+        ("reward/raw", "reward/*/raw", "train/agg/effective/*/reward/mean", "reward/all/mean", "reward/mean"),
+    ),
     ("success", ("success/*",)),
     ("evaluation", ("eval/*",)),
     ("gradient norm", ("train/grad_norm", "optim/grad_norm")),
-    ("reply tokens", ("rollout/response_tokens", "seq_len/all/mean")),
+    (
+        "reply tokens",
+        ("rollout/response_tokens", "train/agg/effective/num_output_tokens/mean", "decode_len/all/mean"),
+    ),
     ("failed episodes", ("trajectories/failed",)),
     ("throughput (tokens/s)", ("perf/tokens_per_second", "perf/throughput")),
     ("MFU", ("perf/mfu",)),
     ("seconds", ("perf/seconds/*", "time/step")),
-    ("memory (bytes)", ("perf/peak_memory_bytes", "perf/peak_memory")),
+    ("memory (bytes)", ("perf/peak_memory_bytes",)),
+    ("memory (GiB)", ("perf/peak_memory",)),
 )
 """What a line is about, and the keys that say it; one * stands for anything."""
 
