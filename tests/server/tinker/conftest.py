@@ -134,11 +134,12 @@ def of_each_database(request: pytest.FixtureRequest, tmp_path: Path) -> Service:
 
 @pytest.fixture(autouse=True)
 def clients_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clients of the SDK end with the test that made them. Otherwise each sends heartbeats for ever, and a
-    thread that waits for a result of a server that is gone waits for ever, too."""
+    """Clients of the SDK end with the test that made them. Otherwise each sends heartbeats for ever, a thread
+    that waits for a result of a server that is gone waits for ever, too, and one without a session is used
+    again for another server, if the environment named both."""
     made: list[Any] = []
     if "tinker" in sys.modules:
-        from tinker.lib.internal_client_holder import InternalClientHolder
+        from tinker.lib.internal_client_holder import InternalClientHolder, sessionless_holder_cache
 
         begin = InternalClientHolder.__init__
 
@@ -147,7 +148,8 @@ def clients_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             made.append(self)
 
         monkeypatch.setattr(InternalClientHolder, "__init__", recorded)
+        monkeypatch.setattr(sessionless_holder_cache, "_holders", {})
     yield
     for each in made:
-        if each._session_id is not None:  # those without a session are kept by the SDK for later clients
+        if each._session_id is not None:  # one without it may be the module's
             each.close()
