@@ -205,7 +205,7 @@ CASES: dict[str, Any] = {
         "rollout.max_off_policy_steps": 4,
         "rollout.limits.max_turn_tokens": 128, "rollout.limits.max_episode_tokens": 2048,
         "algorithm.type": "aipo", "algorithm.loss.kl_tau": 1e-3, "trainer.optimizer.weight_decay": 0.01,
-        "rollout.max_async_level": 1, "checkpoint.every": 0,
+        "rollout.max_async_level": 1, "placement.type": "services", "checkpoint.every": 0,
         "environments.0.taskset_id": "someone/their-env", "environments.1.type": "reverse_text",
         "eval.every": 5,
         "environments.1.name": "reverse", "trainer.optimizer.lr": 3e-6,
@@ -314,6 +314,7 @@ def test_no_level_no_stale_rollouts_and_two_places_for_one_algorithm_of_prime_rl
     )
     found = read_as(tmp_path, "rl.toml", f"max_async_level = 0\n{PRIME}{algo}")
     assert found["rollout"]["max_async_level"] == 0 and "max_off_policy_steps" not in found["rollout"]
+    assert "placement" not in found
     assert found["algorithm"] == {"type": "distillation", "reference": {"name": "their/teacher"}}
 
 

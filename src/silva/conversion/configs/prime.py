@@ -142,6 +142,7 @@ def _sizes(draft: Carried) -> None:
     stale = "max_off_policy_steps"
     if draft.move("rollout.max_async_level", *levels, *(f"orchestrator.{key}" for key in levels), usual=1):
         draft.move(f"rollout.{stale}", stale, f"orchestrator.{stale}", usual=8)
+        draft.set("placement.type", "services")  # its trainer and its engine are processes of their own
 
 
 def _algorithm(draft: Carried) -> None:

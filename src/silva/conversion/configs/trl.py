@@ -51,6 +51,7 @@ REASONS = {
 def convert(draft: Carried) -> None:
     if any(key.startswith("Async") for key in draft.given):
         draft.set("rollout.max_async_level", 1)
+        draft.set("placement.type", "services")
     rloo = any(key.startswith("RLOO") for key in draft.given)
     model(draft, CONFIGS, TRAINERS)
     _sizes(draft)
