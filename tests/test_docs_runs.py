@@ -68,9 +68,22 @@ def test_code_runs(place: str, reader: Path, monkeypatch: pytest.MonkeyPatch) ->
     if "runs/thoughts" in text:
         finished(reader / "runs" / "thoughts", monkeypatch)
     text = text.replace("LOSSES = {...,", "LOSSES = {**LOSSES,").replace("S = {...,", "S = {**ADVANTAGES,")
+    before = {*names}
+    run(text, place, names)
+    assert {*names} > before or "(" in text, "it neither defines nor calls anything"
+
+
+def run(text: str, place: str, names: dict[str, Any]) -> None:
+    """Raises what the code raises, also from what it awaits."""
     running = eval(compile(text, place, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
     if running is not None:
         asyncio.run(running)
+
+
+@pytest.mark.parametrize("text", ["from silva import nothing", "import asyncio\nawait asyncio.nothing()"])
+def test_code_that_does_not_run_is_noticed(text: str) -> None:
+    with pytest.raises((ImportError, AttributeError)):
+        run(text, "here", {})
 
 
 def finished(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

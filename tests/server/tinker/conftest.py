@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -112,6 +114,45 @@ def client(listening: Service) -> Iterator[Any]:
     with tinker.ServiceClient(user_metadata={"who": "me"}, display_name="mine") as found:
         assert found.holder  # it begins here, and ends with the file
         yield found
+
+
+class Served:
+    """A server with a tiny model, in a process of its own."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self.address = state, ""
+        self.begin()
+
+    def begin(self) -> None:
+        """At the address that it had, if it had one."""
+        command = [sys.executable, "-m", "silva", "serve", "tinker", "--model.type", "tiny"]
+        port = self.address.rpartition(":")[2] or "0"
+        command += ["--model.context", "8192", "--port", port, "--state", str(self._state)]
+        variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._server = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, cwd=self._state, env=variables
+        )
+        assert self._server.stderr is not None
+        said = next(line for line in self._server.stderr if "listening at" in line)
+        self.address = said.split()[-1]
+
+    def kill(self) -> None:
+        self._server.kill()
+        self._server.wait()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = Served(tmp_path_factory.mktemp("service"))
+    yield found
+    found.kill()
+
+
+@pytest.fixture
+def address(served: Served, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of a server in a process of its own, whose key the SDK finds."""
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    return served.address
 
 
 @pytest.fixture(scope="session")
