@@ -68,7 +68,7 @@ def test_what_a_killed_process_leaves_is_gone_soon(tmp_path: Path) -> None:
         assert (made / "trainer.sock").exists()
         process.send_signal(number)
         process.communicate()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while made.exists() and time.monotonic() < until:
             time.sleep(0.01)
         assert list(tmp_path.iterdir()) == []
@@ -92,7 +92,7 @@ def test_a_signal_to_all_processes_as_clusters_send_it_leaves_nothing(
         for pid in [*children, process.pid]:
             os.kill(int(pid), number)
     process.communicate()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while made.exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert children and list(tmp_path.iterdir()) == []

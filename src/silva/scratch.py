@@ -23,7 +23,9 @@ from silva.signals import held
 KINDS = ("sockets", "mcp", "miniwob", "probe", "ray", "scienceworld", "weights")
 MEMORY = Path("/dev/shm")
 """Files here are shared memory (Linux)."""
-REAPER = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
+REMOVE = 'n=0; while rm -rf -- "$1"; [ -e "$1" ] && [ $((n += 1)) -le 100 ]; do sleep 0.1; done'
+"""In a shell. What is ending writes into its folder until then: `rm` fails meanwhile, and is tried again."""
+REAPER = f'trap "" HUP INT TERM; read -r _; {REMOVE}'
 """Its input ends with the process that has the other end. Clusters send signals to all processes."""
 
 

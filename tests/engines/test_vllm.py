@@ -150,7 +150,9 @@ def server(smollm2: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @contextmanager
-def serving(folder: Path, model: Path, *, workers: Path | None = None, **command: Any) -> Iterator[str]:
+def serving(
+    folder: Path, model: Path, *, workers: Path | None = None, context: int = 256, **command: Any
+) -> Iterator[str]:
     """A server's address; its log is in the folder.
 
     Args:
@@ -158,7 +160,7 @@ def serving(folder: Path, model: Path, *, workers: Path | None = None, **command
         command: options of `VllmEngineSettings.command`.
     """
     settings = VllmEngineSettings(
-        python=str(PYTHON), dtype="float32", context=256, max_concurrent=8, kv_cache_gib=1,
+        python=str(PYTHON), dtype="float32", context=context, max_concurrent=8, kv_cache_gib=1,
         enforce_eager=True, arguments=("--block-size", "32"),
     )  # fmt: skip
     with socket.socket() as free:

@@ -15,7 +15,7 @@ import pytest
 from silva.errors import SilvaError
 from silva.placement.supervisor import Part, Supervisor
 
-SOON = 30.0  # seconds within which everything happens, or the test fails
+SOON = 120.0  # seconds within which everything happens, or the test fails
 SERVICE = """
 import http.server, os, pathlib, signal, socketserver, subprocess, sys, time
 from silva.process import tie_to_parent

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from silva.errors import ConfigError
-from silva.scratch import private_folder
+from silva.scratch import REMOVE, private_folder
 
 PACKAGE = "miniwob>=1.1.0"
 PROGRAM = "chromium"
@@ -34,9 +34,9 @@ OPTIONS = (
     "--disable-extensions", "--disable-background-networking", "--disable-component-update",
     "--host-resolver-rules=MAP * ~NOTFOUND", "--allow-file-access-from-files", "--remote-debugging-pipe",
 )  # fmt: skip
-# $1: the browser's own folder, into which it writes until its end. Descriptors 3 and 4 are those that
-# --remote-debugging-pipe reads and writes.
-START = 'd=$1; shift; "$@" 3<&0 4>&1 </dev/null >/dev/null 2>"$d/log"; rm -rf "$d"'
+# $1: the browser's own folder, into which its processes write until the last of them has ended: `cat` waits
+# for that. Descriptors 3 and 4 are those that --remote-debugging-pipe reads and writes.
+START = f'd=$1; shift; exec 3<&0 4>&1; "$@" </dev/null 2>&1 >/dev/null | cat >"$d/log"; set -- "$d"; {REMOVE}'
 PATIENCE = 60.0  # seconds for one answer of the browser
 WINDOW = {"width": 500, "height": 320, "deviceScaleFactor": 1, "mobile": False}  # the package's
 ACTION_MS = 1000  # page time that passes with an action; animations of the pages end within it
