@@ -3,7 +3,7 @@
     make peers                                                          once: TRL in an environment of its own
     .venv/bin/python benchmarks/step.py --json step.json                SmolLM2-135M-Instruct, over an hour
     .venv/bin/python benchmarks/step.py --only "256 + 64), LoRA"        one case
-    .venv/bin/python benchmarks/step.py --drafts                        Silva with drafts and without, no TRL
+    .venv/bin/python benchmarks/step.py --against exact=true            Silva otherwise, in place of TRL
     .venv/bin/python benchmarks/step.py --quick                         a tiny model, no TRL, under a minute
 
 8 prompts x 8 samples of exactly 64 tokens, one update, fp32, no KL. Each side is a process of its own; they
@@ -38,6 +38,12 @@ from silva.models.loading import PACKAGED, resolve
 HERE = Path(__file__).parent / "peers"
 PEER = HERE.parents[1] / ".peers" / "trl" / "bin" / "python"
 MEASURES = (("step", "s"), ("rollout", "s"), ("train", "s"), ("peak", "MiB"))
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "drafts=off": {"drafts": "off"},
+    "exact=true": {"exact": True},
+    "dtype=bfloat16": {"dtype": "bfloat16"},
+    "dtype=bfloat16,exact=true": {"dtype": "bfloat16", "exact": True},
+}
 Answer = Mapping[str, Any]
 
 
@@ -88,6 +94,7 @@ class Side:
             "rollout": got["rollout"],
             "train": got["train"],
             "peak": got["peak"] / 2**20,
+            "mismatch": got.get("mismatch", 0.0),
         }
 
     def close(self) -> None:
@@ -105,14 +112,14 @@ class Side:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--quick", action="store_true", help="a tiny model, small shapes, without TRL")
-    options.add_argument("--drafts", action="store_true", help="against Silva without drafts, not TRL")
+    options.add_argument("--against", choices=OTHERS, help="Silva with this, in place of TRL")
     options.add_argument("--pairs", type=int, default=5, help="interleaved pairs a case (default 5)")
     options.add_argument("--only", default="", help="only cases whose name contains this")
     options.add_argument("--rows", type=int, default=8, help="rows of TRL's micro-batch; Silva's has as many "
                          "tokens (default 8)")  # fmt: skip
     options.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each side")
     given = options.parse_args()
-    if not given.quick and not given.drafts and not PEER.exists():
+    if not given.quick and not given.against and not PEER.exists():
         sys.exit(f"{PEER} is missing: run `make peers` first, or use --quick")
     torch.set_num_threads(given.threads)
     speed, words = machine()
@@ -123,14 +130,14 @@ def main() -> int:
         options.error(f"--only: got {given.only}, expected a part of {'; '.join(c.name for c in all_)}")
     for case in cases:
         print(f"... {case.name}", file=sys.stderr, flush=True)
-        rows += measure(case, given.pairs, given.rows, given.threads, quick=given.quick, drafts=given.drafts)
+        rows += measure(case, given.pairs, given.rows, given.threads, given.against, quick=given.quick)
         write(rows, given.json)
     print(words, "", results(rows[1:]), sep="\n")
     return 0
 
 
 def measure(
-    case: Case, pairs: int, micro_batch_rows: int, threads: int, *, quick: bool, drafts: bool
+    case: Case, pairs: int, micro_batch_rows: int, threads: int, against: str | None, *, quick: bool
 ) -> list[Row]:
     folder = "tiny" if quick else resolve(PACKAGED)
     work = Work(
@@ -151,10 +158,10 @@ def measure(
         common = {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
         ours = Side(Path(sys.executable), "silva_step.py", file, {**os.environ, **common})
         sides = [ours]
-        if drafts:
-            off = Path(scratch) / "off.json"
-            dataclasses.replace(work, drafts="off").write(off)
-            sides.append(Side(Path(sys.executable), "silva_step.py", off, {**os.environ, **common}))
+        if against:
+            other = Path(scratch) / "other.json"
+            dataclasses.replace(work, other=against, **OTHERS[against]).write(other)
+            sides.append(Side(Path(sys.executable), "silva_step.py", other, {**os.environ, **common}))
         elif not quick:
             sides.append(Side(PEER, "trl_step.py", file, {**theirs_env, **common}))
         for side in sides:
@@ -164,7 +171,8 @@ def measure(
                          f"expected {case.prompt_tokens}")  # fmt: skip
         steps = in_turns(sides, pairs, {case.answer_tokens})
         updates = [
-            (ours.ask("rl")["seconds"], ours.ask("sft")["seconds"]) for _ in range(0 if drafts else pairs + 1)
+            (ours.ask("rl")["seconds"], ours.ask("sft")["seconds"])
+            for _ in range(0 if against else pairs + 1)
         ][1:]
         for side in sides:
             side.close()
@@ -194,6 +202,10 @@ def _compared(case: Case, sides: Sequence[Side], steps: Sequence[Sequence[Mappin
         target = target if "TRL" in peer else ""
         rows.append(Row(case.name, metric, mine, unit, peer, ratio, target))
         rows.append(Row(case.name, f"{metric}, {peer}", statistics.median(b[metric] for b in steps[1]), unit))
+    for side, found in zip(sides, steps, strict=True):
+        if "Silva" in side.hello["name"]:
+            largest = max(step["mismatch"] for step in found)
+            rows.append(Row(case.name, f"mismatch, {side.hello['name']}", largest, "nats"))
     return rows
 
 

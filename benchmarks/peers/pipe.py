@@ -50,7 +50,8 @@ class Work(Sent):
         micro_batch: tokens of one forward and backward pass.
         lora: adapters on every linear layer in place of full fine-tuning.
         threads: of torch.
-        drafts: `engine.drafts` of Silva.
+        drafts, exact, dtype: `engine.drafts`, `trainer.exact` and `model.dtype` of Silva.
+        other: what of them is not as usual, in words.
     """
 
     model: str
@@ -63,6 +64,9 @@ class Work(Sent):
     lora: bool
     threads: int
     drafts: str = "forest"
+    exact: bool = False
+    dtype: str = "float32"
+    other: str = ""
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_targets: Sequence[str] = (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from pipe import Pipe, Work, forget_peak, peak, reward
@@ -29,6 +29,7 @@ from silva.models.loading import LoadedModel, load_model
 from silva.models.memory import keep_freed_memory
 from silva.ports import derive
 from silva.rollouts.samples import to_samples
+from silva.trainer.exact import exact_model
 from silva.trainer.learner import Learner
 from silva.trainer.local import LocalTrainer
 from silva.trainer.settings import LocalTrainerSettings
@@ -58,8 +59,9 @@ class Worker:
         ]
         self.engine = LocalEngine(self.loaded, LocalEngineSettings(drafts=work.drafts), self.compute)
         self.optim = OptimParams(work.lr, max_grad_norm=work.max_grad_norm)
-        settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch)
-        self.trainer = LocalTrainer(Learner(self.loaded, settings, seed=0, say=_say), compute=self.compute)
+        settings = LocalTrainerSettings(micro_batch_tokens=work.micro_batch, exact=work.exact)
+        trained = exact_model(self.loaded, settings) if work.exact else self.loaded
+        self.trainer = LocalTrainer(Learner(trained, settings, seed=0, say=_say), compute=self.compute)
         self.groups: list[Group] = []
 
     async def step(self) -> dict[str, object]:
@@ -69,13 +71,13 @@ class Worker:
         self.groups = await self._rollout()
         rolled_out = time.perf_counter()
         await self.engine.sleep()
-        await self._update()
+        mismatch = await self._update()
         await self.engine.load(await self.trainer.publish())
         ended = time.perf_counter()
         self.done += 1
         lengths = [t.tokens("policy") for group in self.groups for t in group.trajectories]
         seconds = {"rollout": rolled_out - began, "train": ended - rolled_out}
-        return {**seconds, "peak": peak(), "lengths": lengths}
+        return {**seconds, "peak": peak(), "mismatch": mismatch, "lengths": lengths}
 
     async def rl(self) -> dict[str, object]:
         began = time.perf_counter()
@@ -88,15 +90,18 @@ class Worker:
         await self._train(normalise(to_samples(groups), "token_mean"), LossSpec("cross_entropy"))
         return {"seconds": time.perf_counter() - began}
 
-    async def _update(self) -> None:
+    async def _update(self) -> float:
+        """One update of the last step's rows; the mismatch of sampler and trainer in nats a token."""
         rows = assign(to_samples(self.groups), self.groups, self.recipe.advantage)
-        await self._train(normalise(rows, self.recipe.aggregation), self.recipe.loss_spec())
+        metrics = await self._train(normalise(rows, self.recipe.aggregation), self.recipe.loss_spec())
+        return metrics["mismatch_kl"]
 
-    async def _train(self, rows: Sequence[Sample], loss: LossSpec) -> None:
+    async def _train(self, rows: Sequence[Sample], loss: LossSpec) -> Mapping[str, float]:
         metrics = await self.trainer.forward_backward(rows, loss)
         answers = self.work.groups * self.work.samples * self.work.answer_tokens
         assert metrics["trained_tokens"] == answers, (metrics, answers)
         assert not (await self.trainer.optim_step(self.optim))["nonfinite"]
+        return metrics
 
     async def _rollout(self) -> list[Group]:
         first = self.done * self.work.groups
@@ -125,8 +130,8 @@ def model(work: Work) -> LoadedModel:
         else None
     )
     if work.model == "tiny":
-        return load_model(TinyModel(layers=4, width=128, lora=lora), seed=0)
-    return load_model(PretrainedModel(name=work.model, lora=lora), seed=0)
+        return load_model(TinyModel(layers=4, width=128, lora=lora, dtype=work.dtype), seed=0)
+    return load_model(PretrainedModel(name=work.model, lora=lora, dtype=work.dtype), seed=0)
 
 
 def trajectory(id: str, prompt: Sequence[int], sampled: Completion) -> Trajectory:
@@ -156,7 +161,7 @@ async def serve(work: Work, pipe: Pipe) -> None:
     worker = Worker(work)
     pipe.send(
         {
-            "name": f"Silva, drafts: {work.drafts}",
+            "name": f"Silva, {work.other}" if work.other else "Silva",
             "about": f"Silva {silva.__version__}, torch {torch.__version__}, "
             f"{work.threads} threads, {worker.loaded.dtype}",
             "prompt_lengths": sorted({len(prompt) for prompt in worker.prompts}),
