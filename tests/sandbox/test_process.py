@@ -272,8 +272,8 @@ def test_code_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
         gone.register(started.started.listener, 0)
         monkeypatch.setattr(process.fcntl, "ioctl", lambda *_: pytest.fail("it waits"))
         os.kill(started.started.pid, signal.SIGKILL)
-        assert gone.poll(20_000) == [(started.started.listener, select.POLLHUP)]
-        async with asyncio.timeout(20):
+        assert gone.poll(300_000) == [(started.started.listener, select.POLLHUP)]
+        async with asyncio.timeout(300):
             while started.started.listener >= 0:
                 await asyncio.sleep(0.01)
 

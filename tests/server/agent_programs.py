@@ -63,6 +63,49 @@ def mini_swe_agent(url):
         return (Path(folder) / "sum").read_text().strip()
 
 
+def langgraph(url):
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    agent = create_agent(ChatOpenAI(model="any", base_url=f"{url}/v1", api_key="any"), tools=[add])
+    return agent.invoke({"messages": [("user", QUESTION)]})["messages"][-1].content
+
+
+def smolagents(url):
+    from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Adds two numbers.
+
+        Args:
+            a: the first.
+            b: the second.
+        """
+        return a + b
+
+    model = OpenAIServerModel(model_id="any", api_base=f"{url}/v1", api_key="any")
+    return ToolCallingAgent(tools=[add], model=model, max_steps=3).run(QUESTION)
+
+
+def claude_agent_sdk(url):
+    """Its command line is a program of its own, with a Bash."""
+    from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, query
+
+    async def run():
+        with tempfile.TemporaryDirectory() as home:
+            env = {
+                "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "any", "HOME": home, "CLAUDE_CONFIG_DIR": home,
+                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            }  # fmt: skip
+            how = ClaudeAgentOptions(tools=["Bash"], allowed_tools=["Bash"], cwd=home, env=env, setting_sources=[])
+            async for message in query(prompt=QUESTION, options=how):
+                if isinstance(message, ResultMessage):
+                    return message.result
+
+    return asyncio.run(run())
+
+
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 for name, url in zip(sys.argv[1::2], sys.argv[2::2], strict=True):

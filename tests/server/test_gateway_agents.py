@@ -1,4 +1,4 @@
-"""Agents that others wrote play through the gateway, with what they are told and nothing else: one path each.
+"""Agents that others wrote play through the gateway, with what they are told and nothing else.
 
 They run in .peers/agents (`make peers PEERS=agents`).
 """
@@ -39,10 +39,13 @@ REPLIES = {
         call("bash", command="expr 2 + 3 | tee sum"),
         call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     ),
+    "langgraph": ADDS,
+    "claude_agent_sdk": (call("Bash", command="expr 2 + 3", description="adds"), "It is 5."),
+    "smolagents": (call("add", a=2, b=3), call("final_answer", answer="It is 5.")),
 }
 
 
-async def test_agents_that_others_wrote_are_one_path_each(renderer: Renderer) -> None:
+async def test_agents_that_others_wrote_are_recorded_token_by_token(renderer: Renderer) -> None:
     limits = LIMITS.model_copy(update={"max_episode_tokens": ROOM})
     async with AsyncExitStack() as stack:
         gateway, plays, words = SessionGateway(), {}, list[str]()
@@ -62,8 +65,10 @@ async def test_agents_that_others_wrote_are_one_path_each(renderer: Renderer) ->
                 process.kill()
     answers = dict(zip(REPLIES, map(json.loads, output.splitlines()), strict=True))
     assert answers == dict.fromkeys(REPLIES, "It is 5.") | {"mini_swe_agent": "5"}, errors
-    for name, replies in REPLIES.items():
-        plays[name].check_one_path(renderer, *replies)
+    rows = [turn.fresh for turn in plays.pop("smolagents").calls.turns()]
+    assert rows == [True, True]  # it sends its calls back as text
+    for name in plays:
+        plays[name].check_one_path(renderer, *REPLIES[name])
         said = plays[name].calls.dialogue()
         assert [message.role for message in said][-3:] == ["assistant", "tool", "assistant"]
         assert "5" in said[-2].content, name

@@ -180,7 +180,7 @@ def test_nothing_outlives_silva_when_it_is_killed(tmp_path: Path) -> None:
 
 def wait(condition: Any) -> None:
     async def until() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -63,7 +63,7 @@ async def test_no_request_is_lost_and_none_is_done_twice(tmp_path, monkeypatch, 
     monkeypatch.setattr(Tables, "_transaction", transaction)
     weight = 0.9 * (0.9 * 1.0 + 1.5) + 3.5  # of ScriptedRuns
     for trial in range(6):
-        async with asyncio.timeout(60), Service(tmp_path / str(trial)).asked() as http:
+        async with asyncio.timeout(600), Service(tmp_path / str(trial)).asked() as http:
             calm = False
             found = await _trained_and_sampled(http)
             calm = True
