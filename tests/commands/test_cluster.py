@@ -154,7 +154,8 @@ def test_what_does_not_fit_into_this_machine_is_missing(monkeypatch: pytest.Monk
 
 def silva(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     code = cli.main(words)
-    return code, "".join(capsys.readouterr())
+    output, errors = capsys.readouterr()
+    return code, output or errors
 
 
 def test_it_is_a_command_with_words_and_data(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

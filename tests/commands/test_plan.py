@@ -15,7 +15,8 @@ from transformers import LlamaConfig
 
 from silva.algorithms.recipes import Grpo
 from silva.cli import main
-from silva.commands.plan import Footprint, Plan, ProbeResult, _mlp_width, _summarise, describe
+from silva.commands import plan as plans
+from silva.commands.plan import Footprint, Plan, ProbeResult, _mlp_width, _summarise, describe, plan_run
 from silva.config.load import load
 from silva.config.sections import Lora, TinyModel
 from silva.models import memory
@@ -228,6 +229,14 @@ def test_probe_without_a_usable_episode_says_why():
         RuntimeError, match=r"every episode of the plan's probe failed: 1 x reset: OSError: no server"
     ):
         _summarise(Grpo(), [Group("a", TASK, (broken,))])
+
+
+@pytest.mark.parametrize(("gain", "warned"), [(0.7, True), (2.0, False)])
+def test_bfloat16_is_warned_of_where_its_products_are_no_faster(gain, warned, monkeypatch):
+    monkeypatch.setattr(plans, "bfloat16_gain", lambda: gain)
+    values = {"environments": [{"type": "bandit"}], "model.type": "tiny", "model.dtype": "bfloat16"}
+    found = plan_run(load([], REGISTRIES, values=values).config).warnings
+    assert any("0.70 times as fast as those of float32" in each for each in found) is warned
 
 
 def test_plan_in_words():

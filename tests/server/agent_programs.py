@@ -95,10 +95,12 @@ def claude_agent_sdk(url):
     async def run():
         with tempfile.TemporaryDirectory() as home:
             env = {
-                "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "any", "HOME": home, "CLAUDE_CONFIG_DIR": home,
-                "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "any", "HOME": home,
+                "CLAUDE_CONFIG_DIR": home, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             }  # fmt: skip
-            how = ClaudeAgentOptions(tools=["Bash"], allowed_tools=["Bash"], cwd=home, env=env, setting_sources=[])
+            how = ClaudeAgentOptions(
+                tools=["Bash"], allowed_tools=["Bash"], cwd=home, env=env, setting_sources=[]
+            )
             async for message in query(prompt=QUESTION, options=how):
                 if isinstance(message, ResultMessage):
                     return message.result

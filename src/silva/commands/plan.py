@@ -36,7 +36,7 @@ from silva.errors import CapabilityError, NoSignalError
 from silva.models.adapters import merged_bytes
 from silva.models.loading import LoadedModel
 from silva.models.memory import in_words
-from silva.models.processor import multiplies_bfloat16
+from silva.models.products import bfloat16_gain
 from silva.models.trie import build
 from silva.monitoring.alerts.foretold import in_words_of
 from silva.orchestrator.notices import MANY_CUT, same_rewards, share_cut
@@ -58,10 +58,8 @@ PROBE_UPDATES = 600  # of a tiny model's warm start: a minute or two; a plan doe
 PROCESS_BYTES = 0.55 * 2**30  # interpreter, torch and transformers on a CPU, measured
 CUDA_BYTES = 0.3 * 2**30  # that torch's CUDA builds take more, also without a GPU
 LOGIT_ROWS = 3 * 340  # log-softmax and its gradient keep about three times the rows of logits that stay whole
-SLOW = (
-    'model.dtype = "bfloat16": this processor is not known to multiply bfloat16; if it does not, a step '
-    "takes several times as long as in float32"
-)
+REPAYS = 1.5
+"""Products of bfloat16 must be so many times as fast for a step to gain: its other parts become slower."""
 MAX_TEXT = 3_000  # characters shown of a prompt, or of a reply
 
 
@@ -165,7 +163,12 @@ def plan_run(config: RunConfig) -> Plan:
         limit = f"rollout.limits.max_turn_tokens = {rollout.limits.max_turn_tokens}"
         warnings.append(f"{cut:.0%} of the replies in a probe were cut off for lack of room ({limit})")
     if not served and assembly.model.device.type == "cpu" and config.model.dtype == "bfloat16":
-        warnings += [] if multiplies_bfloat16() else [SLOW]
+        gain = bfloat16_gain()
+        slow = (
+            f'model.dtype = "bfloat16": its products are {gain:.2f} times as fast as those of float32 here, '
+            "and the rest of a step takes longer; float32 is likely to be faster"
+        )
+        warnings += [slow] if gain < REPAYS else []
     return Plan(
         config, probe, compares=compares, shown=shown, data=data, warnings=warnings,
         refills=issued * sum(silent[:-1]),

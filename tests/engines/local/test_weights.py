@@ -23,6 +23,7 @@ from silva.engines.local import engine as local
 from silva.engines.local.engine import LocalEngine
 from silva.engines.settings import LocalEngineSettings
 from silva.errors import ModelError
+from silva.models import prepacked
 from silva.models.loading import LoadedModel, load_model
 from silva.models.snapshots import read_weights, weight_folder
 from silva.trainer.export import export_model
@@ -234,9 +235,13 @@ class Stages(ThreadPoolExecutor):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_load_that_is_cancelled_leaves_old_weights_or_new_ones(begun: bool, tmp_path: Path) -> None:
+def test_a_load_that_is_cancelled_leaves_old_weights_or_new_ones(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At each job that it gives to the compute thread, queued or begun; of an engine that has computed
     something, or nothing."""
+    monkeypatch.setattr(prepacked, "_faster", lambda *_: True)  # whatever the processor
+    monkeypatch.setattr(local, "PACK_FROM", 1)
     snapshots = [stored(tmp_path / str(seed), seed) for seed in (1, 2)]
 
     async def scores(engine: LocalEngine) -> tuple[int, tuple[float, ...]]:
