@@ -23,7 +23,7 @@ from silva.placement.ray import PART
 from supervised_run import supervised, wait_for  # isort: skip (beside runs, whose folder tests.runs has put on the path)
 
 LIMIT = 600.0  # seconds for one run, on a machine with ten times as much work as it can do
-SOON = 120.0  # seconds after which nothing of a run may be left
+SOON = 10.0  # seconds after which nothing of a run may be left
 SHORT = ("--steps=2", "--eval.every=2", "--eval.tasks=4", "--checkpoint.every=1")
 SLOW = ("--environments.0.delay=200", "--environments.1.delay=200")  # changes no number
 WORKERS = ("--environments.0.workers=2", "--environments.0.delay=20", SLOW[1])  # one call at a time

@@ -59,7 +59,7 @@ async def test_agents_that_others_wrote_are_recorded_token_by_token(renderer: Re
         pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
         process = await asyncio.create_subprocess_exec(str(PYTHON), str(PROGRAM), *words, **pipes)
         try:
-            output, errors = await asyncio.wait_for(process.communicate(), 300)
+            output, errors = await asyncio.wait_for(process.communicate(), 540)
         finally:
             if process.returncode is None:
                 process.kill()
