@@ -60,7 +60,7 @@ INTERLEAVED = PARALLEL.pp_schedule == "interleaved_1f1b"
 LAYERS = 4 if INTERLEAVED else 2
 UNTIED = STAGES and (PARALLEL.tp > 1 or INTERLEAVED)
 """Embeddings that are the head too cannot be divided in this way."""
-KIND = "experts" if PARALLEL.ep > 1 or INTERLEAVED else "untied" if UNTIED else ""
+KIND = "experts" if PARALLEL.ep > 1 or (INTERLEAVED and PARALLEL.tp == 1) else "untied" if UNTIED else ""
 """Of the models that are divided."""
 EXPERTS = 8 if PARALLEL.ep == 4 else 6
 """Of six, ranks that share three have a part of each."""
