@@ -44,7 +44,7 @@ def keys() -> int:
 
 SIZES = {
     "lines of src/silva": (lambda: lines(SOURCE), 86_872),
-    "lines of tests": (lambda: lines(ROOT / "tests"), 85_720),
+    "lines of tests": (lambda: lines(ROOT / "tests"), 85_723),
     "lines of the longest file of src/silva": (longest, 404),
     "files of the largest room of src/silva": (most_files, 34),
     "files of src/silva/orchestrator": (lambda: len(list((SOURCE / "orchestrator").glob("*.py"))), 20),

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tests import moe
-from tests.contracts.learners import close
 from tests.trainer.tenants.runs import CLIENT, SHAPE, Client, data, gradient, passed, plain, tenants, weights
 from tests.trainer.tenants.test_learner import KINDS, OF_SILVA, sample_of
 from transformers import AutoModelForCausalLM
@@ -48,7 +47,11 @@ def test_gradients_and_steps_are_those_of_the_local_trainer(loss: str, dtype: st
         (_, found) = passed(learner.passes([other, Pass("a", mine, loss, {}, backward=True)]))
         assert found.metrics["loss:sum"] == pytest.approx(metrics["loss"], rel=10 * KINDS[dtype])
         expected = alone.stepper.parameters
-        close(gradient(learner, "a"), {name: p.grad for name, p in expected.items()}, dtype)
+        assert gradient(learner, "a").keys() == expected.keys()
+        for name, value in gradient(learner, "a").items():
+            wanted = expected[name].grad
+            largest = max(1.0, float(wanted.abs().max()))  # of sums whose parts cancel
+            torch.testing.assert_close(value, wanted, rtol=KINDS[dtype], atol=KINDS[dtype] * largest)
         norm = learner.optim_step("a", AdamParams(1e-3, 0.9, 0.95, 1e-8, 0.1, grad_clip_norm=0.5))
         wanted = alone.optim_step(OptimParams(1e-3, (0.9, 0.95), 1e-8, 0.1, max_grad_norm=0.5))
         assert norm["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=10 * KINDS[dtype])
